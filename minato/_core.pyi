@@ -140,7 +140,7 @@ def bind_torch(
     /,
 ) -> bool: ...
 
-# ---- tuples whose items have names: csrc/py/module/mn_state.c -------------------
+# ---- tuples whose items have names: csrc/py/module/mn_module.c ------------------
 
 @final
 class Task(

@@ -191,10 +191,9 @@ static const char fill_doc[] =
     "whose target is None is left out, and one that is bytes may be returned itself.";
 
 static PyObject *
-fill(PyObject *module, PyObject *args)
+fill(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *parts, *targets, *made = PyList_New(0);
-    (void)module;
     if (made == NULL
         || !PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &parts, &PyList_Type, &targets)) {
         Py_XDECREF(made);
@@ -263,8 +262,7 @@ box(PyObject *self, PyObject *args)
     }
     for (Py_ssize_t d = 0; d < ndim; d++) {
         if (dims[1][d] > dims[0][d] || dims[2][d] > dims[0][d] - dims[1][d]) {
-            PyErr_SetString(PyExc_ValueError, "the box leaves the array");
-            return NULL;
+            return PyErr_Format(PyExc_ValueError, "the box leaves the array");
         }
     }
     struct mn_cache_box inner = {(int)ndim, itemsize, dims[0], dims[1], dims[2]};

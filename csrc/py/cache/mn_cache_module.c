@@ -178,9 +178,8 @@ static const char plain_doc[] =
               "None, ..., and of tuples, lists, dicts and sets of them. None for other values.");
 
 static PyObject *
-plain(PyObject *module, PyObject *value)
+plain(PyObject *Py_UNUSED(module), PyObject *value)
 {
-    (void)module;
     struct digest d = {0, 0};
     int added = add(&d, value, 0);
     if (added != 1) {
@@ -226,9 +225,8 @@ static const char unchanged_doc[] = PyDoc_STR(
     "class, cell or function, has that same object.");
 
 static PyObject *
-unchanged(PyObject *module, PyObject *records)
+unchanged(PyObject *Py_UNUSED(module), PyObject *records)
 {
-    (void)module;
     if (!PyList_CheckExact(records)) {
         return PyErr_Format(PyExc_TypeError, "records must be a list");
     }

@@ -132,8 +132,7 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     unsigned long long bytes, job, reserve, tree = 0, rank = 0;
     int keep, on_disk = 0;
     if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
-        PyErr_SetString(PyExc_TypeError, "Store() takes no keywords");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "Store() takes no keywords");
     }
     if (!PyArg_ParseTuple(args, "ssKKpK|psKK", &folder, &name, &bytes, &job, &keep, &reserve,
                           &on_disk, &label, &tree, &rank)) {
@@ -389,8 +388,7 @@ inserted(PyObject *self, PyObject *bytes)
     if (!PyBytes_Check(bytes)
         || (PyBytes_GET_SIZE(bytes) != 0
             && PyBytes_GET_SIZE(bytes) != (Py_ssize_t)sizeof(cursor))) {
-        PyErr_SetString(PyExc_TypeError, "a cursor is b\"\" or what inserted() returned");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "a cursor is b\"\" or what inserted() returned");
     }
     memcpy(&cursor, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
     Py_BEGIN_ALLOW_THREADS
@@ -478,11 +476,10 @@ static const char parts_doc[] =
     "The parts of a cache of that size, in each of which values lie whole.";
 
 static PyObject *
-parts(PyObject *module, PyObject *arg)
+parts(PyObject *Py_UNUSED(module), PyObject *arg)
 {
     struct mn_cache_shape shape;
     unsigned long long bytes = PyLong_AsUnsignedLongLong(arg);
-    (void)module;
     if (PyErr_Occurred() != NULL) {
         return NULL;
     }
@@ -499,10 +496,9 @@ static const char sweep_doc[] =
     "Removes a file in memory that no process uses and that was not to be kept.";
 
 static PyObject *
-sweep(PyObject *module, PyObject *args)
+sweep(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const char *folder, *name;
-    (void)module;
     if (!PyArg_ParseTuple(args, "ss", &folder, &name)) {
         return NULL;
     }

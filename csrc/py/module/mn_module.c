@@ -3,8 +3,10 @@
  */
 #include "py/module/mn_state.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -282,9 +284,8 @@ static const char peek_doc[] =
     "now_ns and the other times are of the monotonic clock.";
 
 static PyObject *
-peek(PyObject *module, PyObject *read)
+peek(PyObject *Py_UNUSED(module), PyObject *read)
 {
-    (void)module;
     struct mn_ctl c;
     if (bring_ctl(read, &c) < 0) {
         return NULL;
@@ -329,6 +330,165 @@ peek(PyObject *module, PyObject *read)
         (unsigned long long)mn_a64_load_relaxed(&c.failed), "queue", queue, "workers", workers);
 }
 
+/* ---- results of minato._core with many fields: tuples whose items have names ---- */
+
+static const PyStructSequence_Field task_fields[] = {
+    {"kind", "enum mn_task_kind"},
+    {"number", "of the batch in its epoch"},
+    {"epoch", NULL},
+    {"position", "of the batch's first sample in the order of the epoch"},
+    {"base_seed", NULL},
+    {"seeded", "whether each sample is: 1 by its position, 2 by its index"},
+    {"row0", "first row of the batch that the task makes"},
+    {"nrows", NULL},
+    {"indices", "from the sampler, spare ones at the end; None where rows are made in C"},
+    {"spares", "how many of the indices are spare"},
+    {"extras", "(row, what, object) of samples that do not fit their rows, or None"},
+    {NULL, NULL},
+};
+
+static const PyStructSequence_Field envelope_fields[] = {
+    {"worker", "number of its sender"},
+    {"row0", "first row of its task"},
+    {"nrows", NULL},
+    {"pickle", "bytes; None if the memory limit left no memory for it"},
+    {"buffers", "of the pickle, out of band"},
+    {NULL, NULL},
+};
+
+static const PyStructSequence_Field loss_fields[] = {
+    {"worker", "number of the worker that died with it last"},
+    {"pid", NULL},
+    {"status", "its exit code, as in multiprocessing"},
+    {"row0", "first row of the task"},
+    {"nrows", NULL},
+    {"row", "that the worker ran, by its own entry; 2**64 - 1: unknown"},
+    {NULL, NULL},
+};
+
+static const PyStructSequence_Field span_fields[] = {
+    {"worker", NULL},
+    {"attempt", "0: the first"},
+    {"kind", "enum mn_task_kind"},
+    {"why", "it was started: 0 static scheduling, else enum mn_dispatch_why"},
+    {"row0", NULL},
+    {"nrows", NULL},
+    {"done_ns", "its end, by the monotonic clock"},
+    {"wall_ns", "how long it took"},
+    {"cpu_ns", NULL},
+    {"rows", "how long each of its rows took, one after another; 0 where that is not known"},
+    {NULL, NULL},
+};
+
+static const PyStructSequence_Field decision_fields[] = {
+    {"at_ns", "by the monotonic clock"},
+    {"before", "workers"},
+    {"after", "workers"},
+    {"reason", "enum mn_scaler_reason; below 0: for one straggler"},
+    {"text", "the reason for people"},
+    {"occupancy", "of the batch queue, in permille"},
+    {"cpu", "share in use, in permille"},
+    {"wait", "share of task time that was waiting, in permille"},
+    {"rate", "samples a second"},
+    {NULL, NULL},
+};
+
+/* The fields, which are only read, and their number without the last, which ends the list. */
+#define FIELDS(f) (PyStructSequence_Field *)(f), (int)(sizeof(f) / sizeof((f)[0])) - 1
+
+static int
+add_named_tuples(PyObject *module, struct mn_state *st)
+{
+    struct {
+        PyTypeObject **to;
+        PyStructSequence_Desc desc;
+    } all[] = {
+        {&st->task_type,
+         {"minato._core.Task", "A task that Python must handle.",
+          FIELDS(task_fields)}},
+        {&st->envelope_type,
+         {"minato._core.Envelope", "A message of a done task.", FIELDS(envelope_fields)}},
+        {&st->loss_type,
+         {"minato._core.Loss", "A task that is not retried any more.", FIELDS(loss_fields)}},
+        {&st->span_type,
+         {"minato._core.Span", "Where and when a done task ran.", FIELDS(span_fields)}},
+        {&st->decision_type,
+         {"minato._core.Decision", "A change of the number of workers.",
+          FIELDS(decision_fields)}},
+    };
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        *all[i].to = PyStructSequence_NewType(&all[i].desc);
+        if (*all[i].to == NULL || PyModule_AddType(module, *all[i].to) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *
+mn_named_tuple(PyTypeObject *type, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    PyObject *values = Py_VaBuildValue(format, args);
+    va_end(args);
+    PyObject *made = values != NULL ? PyStructSequence_New(type) : NULL;
+    for (Py_ssize_t i = 0; made != NULL && i < PyTuple_GET_SIZE(values); i++) {
+        PyStructSequence_SetItem(made, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
+    }
+    Py_XDECREF(values);
+    if (made != NULL && !PyObject_GC_IsTracked(made)) {
+        PyObject_GC_Track(made); /* errors in it refer to frames that refer to it */
+    }
+    return made;
+}
+
+PyObject *
+mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
+              PyObject *indices, PyObject *extras)
+{
+    if (indices == NULL || extras == NULL) {
+        Py_XDECREF(indices);
+        Py_XDECREF(extras);
+        return NULL;
+    }
+    return mn_named_tuple(st->task_type, "(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
+                          (unsigned long long)b->epoch, (unsigned long long)b->position,
+                          (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
+                          indices, b->spares, extras);
+}
+
+/* ---- errors and lists ---- */
+
+int
+mn_raise_errno(int rc, const char *what)
+{
+    if (rc >= 0) {
+        return 0;
+    }
+    if (rc == -ENOMEM) {
+        PyErr_Format(PyExc_MemoryError, "%s: out of memory", what);
+    }
+    else {
+        PyObject *text = PyUnicode_FromFormat("%s: %s", what, strerror(-rc));
+        PyObject *args = text == NULL ? NULL : Py_BuildValue("(iN)", -rc, text);
+        if (args != NULL) {
+            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that errno */
+            Py_DECREF(args);
+        }
+    }
+    return -1;
+}
+
+void
+mn_list_add(PyObject **list, PyObject *item)
+{
+    if (item == NULL || PyList_Append(*list, item) < 0) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(item);
+}
+
 /* ---- the module ---- */
 
 PyDoc_STRVAR(bind_torch_doc,
@@ -341,7 +501,7 @@ PyDoc_STRVAR(bind_torch_doc,
 static PyObject *
 bind_torch(PyObject *module, PyObject *args)
 {
-    struct mn_state *st = mn_state_of(module);
+    struct mn_state *st = PyModule_GetState(module);
     PyObject *type, *capsule, *plain_tensor, *from_view, *weak_ref, *expired, *free_weak, *iterator;
     if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PyType_Type, &type, &capsule, &plain_tensor,
                           &from_view, &weak_ref, &expired, &free_weak, &iterator)) {
@@ -475,7 +635,7 @@ MN_STATE_TYPES(SPEC)
 static int
 core_exec(PyObject *module)
 {
-    struct mn_state *st = mn_state_of(module);
+    struct mn_state *st = PyModule_GetState(module);
     import_array1(-1);
     mn_faults_arm();
     (void)mn_proc_self(); /* before a fork can happen next to a thread of ours */
@@ -495,8 +655,8 @@ core_exec(PyObject *module)
 #else
     const char *compiler = "gcc " __VERSION__;
 #endif
-    if (mn_pending_open(module, st) < 0 || mn_named_tuples_add_types(module, st) < 0
-        || mn_process_add_functions(module) < 0
+    if (mn_pending_open(module, st) < 0 || add_named_tuples(module, st) < 0
+        || PyModule_AddFunctions(module, mn_process_functions) < 0
         || add_numbers(module) < 0 || add_names(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
@@ -507,7 +667,7 @@ core_exec(PyObject *module)
 static int
 core_traverse(PyObject *module, visitproc visit, void *arg)
 {
-    struct mn_state *st = mn_state_of(module);
+    struct mn_state *st = PyModule_GetState(module);
 #define VISIT_TYPE(name) Py_VISIT(st->name##_type);
 #define VISIT_NAME(name, text) Py_VISIT(st->name);
 #define VISIT(name) Py_VISIT(st->name);
@@ -520,7 +680,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
 static int
 core_clear(PyObject *module)
 {
-    struct mn_state *st = mn_state_of(module);
+    struct mn_state *st = PyModule_GetState(module);
 #define CLEAR_TYPE(name) Py_CLEAR(st->name##_type);
 #define CLEAR_NAME(name, text) Py_CLEAR(st->name);
 #define CLEAR(name) Py_CLEAR(st->name);

@@ -319,24 +319,21 @@ allow_call(int listener, uint64_t id)
 /* ---- the functions ---- */
 
 static PyObject *
-adopt_orphans(PyObject *module, PyObject *Py_UNUSED(ignored))
+adopt_orphans(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    (void)module;
     return PyBool_FromLong(mn_proc_adopt_orphans() == 0);
 }
 
 static PyObject *
-die_with_parent(PyObject *module, PyObject *on)
+die_with_parent(PyObject *Py_UNUSED(module), PyObject *on)
 {
-    (void)module;
     int yes = PyObject_IsTrue(on);
     return yes < 0 ? NULL : PyBool_FromLong(mn_proc_die_with_parent(yes != 0) == 0);
 }
 
 static PyObject *
-machine(PyObject *module, PyObject *Py_UNUSED(ignored))
+machine(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    (void)module;
     uint64_t ns = 0;
     PyObject *throttled = mn_cpu_throttled("", &ns) == 0 ? PyFloat_FromDouble((double)ns / 1e9)
                                                      : Py_NewRef(Py_None);
@@ -371,9 +368,8 @@ disposition_bytes(const struct sigaction *of)
 }
 
 static PyObject *
-disposition(PyObject *module, PyObject *args)
+disposition(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     struct sigaction now, want;
     const char *bytes = NULL;
     Py_ssize_t n = 0;
@@ -382,8 +378,7 @@ disposition(PyObject *module, PyObject *args)
         return NULL;
     }
     if (bytes != NULL && n != (Py_ssize_t)sizeof(now)) {
-        PyErr_SetString(PyExc_ValueError, "not the bytes of a disposition");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "not the bytes of a disposition");
     }
     if (bytes != NULL) {
         memcpy(&want, bytes, sizeof(want));
@@ -404,9 +399,8 @@ PyDoc_STRVAR(filter_signal_doc,
 "itself sends it. Raises OSError for a signal that has no handler.");
 
 static PyObject *
-filter_signal(PyObject *module, PyObject *args)
+filter_signal(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     int number, trainer;
     if (!PyArg_ParseTuple(args, "ii", &number, &trainer)) {
         return NULL;
@@ -418,9 +412,8 @@ filter_signal(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-filter_writes(PyObject *module, PyObject *Py_UNUSED(ignored))
+filter_writes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    (void)module;
     int fd = filter_own_writes();
     if (mn_raise_errno(fd < 0 ? fd : 0, "cannot filter system calls") < 0) {
         return NULL;
@@ -429,9 +422,8 @@ filter_writes(PyObject *module, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
-next_write(PyObject *module, PyObject *listener)
+next_write(PyObject *Py_UNUSED(module), PyObject *listener)
 {
-    (void)module;
     struct mn_write_call call;
     int fd = PyObject_AsFileDescriptor(listener);
     if (fd < 0) {
@@ -462,9 +454,8 @@ next_write(PyObject *module, PyObject *listener)
 }
 
 static PyObject *
-allow_write(PyObject *module, PyObject *args)
+allow_write(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     int fd;
     unsigned long long id;
     if (!PyArg_ParseTuple(args, "iK", &fd, &id)) {
@@ -477,7 +468,7 @@ allow_write(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
+PyMethodDef mn_process_functions[] = {
     {"disposition", disposition, METH_VARARGS, disposition_doc},
     {"filter_signal", filter_signal, METH_VARARGS, filter_signal_doc},
     {"adopt_orphans", adopt_orphans, METH_NOARGS,
@@ -499,9 +490,3 @@ static PyMethodDef functions[] = {
     {"allow_write", allow_write, METH_VARARGS, PyDoc_STR("allow_write(listener, id)")},
     {NULL, NULL, 0, NULL},
 };
-
-int
-mn_process_add_functions(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions);
-}

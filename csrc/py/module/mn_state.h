@@ -60,13 +60,6 @@ struct mn_state {
 
 extern struct PyModuleDef mn_core_module;
 
-struct mn_state *
-mn_state_of(PyObject *module);
-
-/* Returns the state of the module that made this type. */
-struct mn_state *
-mn_state_of_type(PyTypeObject *type);
-
 /* ---- tuples whose items have names ---- */
 
 /* Makes one of the types of mn_state, from values as for Py_BuildValue, in parentheses. Returns
@@ -80,10 +73,12 @@ PyObject *
 mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
               PyObject *indices, PyObject *extras);
 
-int
-mn_named_tuples_add_types(PyObject *module, struct mn_state *st);
-
 /* ---- the pipeline in C of a Worker: mn_native_worker_type.c ---- */
+
+/* Returns the indices that the sampler gave for a block, those of spare samples at the end: a list
+ * of int, or the bytes that dumps() has made of them. NULL with an exception. */
+PyObject *
+mn_sent_indices(struct mn_block *b);
 
 struct mn_native_part;
 struct mn_worker_clock;
@@ -113,9 +108,7 @@ mn_native_info(PyObject *module, PyObject *capsule);
 struct mn_shared_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs);
 
-/* Adds the functions of mn_process.c to the module. 0, or -1 with an exception. */
-int
-mn_process_add_functions(PyObject *module);
+extern PyMethodDef mn_process_functions[]; /* mn_process.c */
 
 /* Turns 0 or -errno into 0 or -1 with an exception that says what was attempted. */
 int
@@ -208,37 +201,5 @@ mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
  * lie within them any more. */
 struct mn_envelope_part *
 mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env);
-
-/* ---- layouts ------------------------------------------------------------------------ */
-
-struct mn_layout;
-
-uint32_t
-mn_layout_nfields(const struct mn_layout *l);
-const uint64_t *
-mn_layout_row_bytes(const struct mn_layout *l);
-bool
-mn_layout_has_objects(const struct mn_layout *l);
-/* Returns the bytes from which workers open the layout; NULL: it has none. A borrowed reference. */
-PyObject *
-mn_layout_description(const struct mn_layout *l);
-
-/* Writes sample as row of block. Returns 1: written; 0: it does not fit, nothing to undo; -1: an
- * exception. Appends objects that are not row data to objects (a list). */
-int
-mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
-                 const struct mn_shm *shm, struct mn_block *block, uint32_t row,
-                 PyObject *objects);
-
-/* Returns the batch that default_collate would make of the block's first nrows rows. objects: per
- * row the list that encode filled, or NULL. copy: no arena memory is handed out. */
-PyObject *
-mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
-                 uint64_t block_off, uint32_t nrows, PyObject *objects, bool copy);
-
-/* Returns one row as the sample that it was. */
-PyObject *
-mn_layout_row(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
-              uint64_t block_off, uint32_t row, PyObject *objects);
 
 #endif

@@ -265,8 +265,7 @@ below(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     if (bound < 1 || bound > (1ull << 32)) {
-        PyErr_SetString(PyExc_ValueError, "bound must be from 1 to 2**32");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "bound must be from 1 to 2**32");
     }
     return PyLong_FromUnsignedLongLong(mn_draw_below(hi, lo, number, draw, bound));
 }
@@ -291,8 +290,7 @@ normals(PyObject *Py_UNUSED(module), PyObject *args)
     const struct mn_kernels *kernels =
         level < 0 ? mn_kernels_best() : mn_kernels_get(level);
     if (kernels == NULL || first < 0) {
-        PyErr_SetString(PyExc_ValueError, "no such instruction set, or first is negative");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "no such instruction set, or first is negative");
     }
     if (PyObject_GetBuffer(out, &buffer,
                            PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT) < 0) {
@@ -300,8 +298,7 @@ normals(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (dtype_of(&buffer) != MN_DTYPE_F32) {
         PyBuffer_Release(&buffer);
-        PyErr_SetString(PyExc_TypeError, "out must be float32");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "out must be float32");
     }
     struct mn_key key = {hi, lo, number};
     Py_BEGIN_ALLOW_THREADS

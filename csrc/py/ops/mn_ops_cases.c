@@ -248,8 +248,7 @@ warm(PyObject *object, PyObject *args)
         return NULL;
     }
     if (at < 0 || at >= cases->n_cases) {
-        PyErr_SetString(PyExc_IndexError, "no such case");
-        return NULL;
+        return PyErr_Format(PyExc_IndexError, "no such case");
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mn_cases_warm(cases, at, &text);

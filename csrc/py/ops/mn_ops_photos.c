@@ -336,8 +336,7 @@ job(PyObject *Py_UNUSED(type), PyObject *args)
         return NULL;
     }
     if (width == 0 || height == 0) {
-        PyErr_SetString(PyExc_ValueError, "a photo has at least one pixel");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "a photo has at least one pixel");
     }
     set_job(&part, width, height, hi, lo, &j);
     return Py_BuildValue("(IIII)(II)(IIII)N", j.left, j.top, j.width, j.height, j.to_width,

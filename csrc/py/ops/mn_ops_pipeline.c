@@ -445,8 +445,7 @@ import_boxes(PyObject *object, PyObject *list)
         if (copy == NULL) {
             Py_DECREF(path);
             if (!sound) {
-                PyErr_SetString(PyExc_ValueError, "not a list of boxes");
-                return NULL;
+                return PyErr_Format(PyExc_ValueError, "not a list of boxes");
             }
             return PyErr_NoMemory();
         }

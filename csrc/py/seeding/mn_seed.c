@@ -244,8 +244,7 @@ mn_seed_py_words(PyObject *Py_UNUSED(type), PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (n < 0 || n > 1 << 20) {
-        PyErr_SetString(PyExc_ValueError, "n out of range");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "n out of range");
     }
     struct mn_seed_stream s =
         mn_seed_stream_make(mn_seed_key_make(base_seed, epoch, position, domain), number);

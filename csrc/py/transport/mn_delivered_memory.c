@@ -253,10 +253,9 @@ mn_pending_reclaim(struct mn_state *st)
 }
 
 static PyObject *
-fork_begins(PyObject *module, PyObject *ignored)
+fork_begins(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_pending *p = mn_state_of(module)->pending;
+    struct mn_pending *p = ((struct mn_state *)PyModule_GetState(module))->pending;
     mn_mutex_lock(&p->mutex);
     mn_forks_before(&p->forks); /* even if none is out: another thread may get one now */
     mn_mutex_unlock(&p->mutex);
@@ -264,10 +263,9 @@ fork_begins(PyObject *module, PyObject *ignored)
 }
 
 static PyObject *
-fork_ends(PyObject *module, PyObject *ignored)
+fork_ends(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_pending *p = mn_state_of(module)->pending;
+    struct mn_pending *p = ((struct mn_state *)PyModule_GetState(module))->pending;
     mn_mutex_lock(&p->mutex);
     mn_forks_in_parent(&p->forks);
     forget_if_unseen(p);
@@ -276,10 +274,9 @@ fork_ends(PyObject *module, PyObject *ignored)
 }
 
 static PyObject *
-after_fork(PyObject *module, PyObject *ignored)
+after_fork(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
-    struct mn_pending *p = mn_state_of(module)->pending;
+    struct mn_pending *p = ((struct mn_state *)PyModule_GetState(module))->pending;
     /* At the moment of the fork, a deleter in a thread that does not exist here may have held the
      * lock. No other thread exists: the lock is initialized anew, and the contents of the list and
      * the counts belong to the parent. */
@@ -287,10 +284,7 @@ after_fork(PyObject *module, PyObject *ignored)
     mn_forks_in_child(&p->forks);
     p->first = NULL;
     p->alive = 0;
-    if (mn_raise_errno(rc, "a lock in a forked child") < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return mn_raise_errno(rc, "a lock in a forked child") < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- a bytes-like object over a hold ------------------------------------------------ */
@@ -311,7 +305,7 @@ view_getbuffer(PyObject *self, Py_buffer *buf, int flags)
 static PyObject *
 view_guard(PyObject *self, PyObject *tensor)
 {
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     if (st == NULL || mn_hold_guard(st, ((struct mn_arena_view *)self)->hold, tensor) < 0) {
         return NULL;
     }

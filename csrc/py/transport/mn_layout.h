@@ -53,4 +53,22 @@ struct mn_layout {
     uint64_t row_bytes[MN_LAYOUT_MAX_FIELDS];
 };
 
+/* Writes sample as row of block. Returns 1: written; 0: it does not fit, nothing to undo; -1: an
+ * exception. Appends objects that are not row data to objects (a list). */
+int
+mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
+                 const struct mn_shm *shm, struct mn_block *block, uint32_t row,
+                 PyObject *objects);
+
+/* Returns the batch that default_collate would make of the block's first nrows rows. objects: per
+ * row the list that encode filled, or NULL. copy: no arena memory is handed out. */
+PyObject *
+mn_layout_decode(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
+                 uint64_t block_off, uint32_t nrows, PyObject *objects, bool copy);
+
+/* Returns one row as the sample that it was. */
+PyObject *
+mn_layout_row(struct mn_state *st, struct mn_layout *l, struct mn_engine *e,
+              uint64_t block_off, uint32_t row, PyObject *objects);
+
 #endif

@@ -9,7 +9,6 @@
 #include "engine/mn_engine_snapshot.h"
 #include "py/module/mn_critical_section.h"
 #include "py/module/mn_numpy.h"
-#include "py/module/mn_state.h"
 #include "py/transport/mn_layout.h"
 
 #include <stdlib.h>

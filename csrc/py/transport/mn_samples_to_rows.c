@@ -9,30 +9,6 @@
 #include "py/module/mn_numpy.h"
 #include "py/module/mn_critical_section.h"
 
-uint32_t
-mn_layout_nfields(const struct mn_layout *l)
-{
-    return l->nfields;
-}
-
-const uint64_t *
-mn_layout_row_bytes(const struct mn_layout *l)
-{
-    return l->row_bytes;
-}
-
-bool
-mn_layout_has_objects(const struct mn_layout *l)
-{
-    return l->nobjects != 0;
-}
-
-PyObject *
-mn_layout_description(const struct mn_layout *l)
-{
-    return l->description;
-}
-
 /* ---- building ---------------------------------------------------------------------- */
 
 static int
@@ -547,9 +523,8 @@ mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
 /* ---- the type ---------------------------------------------------------------------- */
 
 static PyObject *
-layout_get_row_bytes(PyObject *self, void *closure)
+layout_get_row_bytes(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     struct mn_layout *l = (struct mn_layout *)self;
     uint64_t sum = 0;
     for (uint32_t f = 0; f < l->nfields; f++) {
@@ -559,9 +534,8 @@ layout_get_row_bytes(PyObject *self, void *closure)
 }
 
 static PyObject *
-layout_get_objects(PyObject *self, void *closure)
+layout_get_objects(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromUnsignedLong(((struct mn_layout *)self)->nobjects);
 }
 

@@ -51,8 +51,7 @@ struct mn_shared_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs)
 {
     if (!Py_IS_TYPE(costs, st->costs_type)) {
-        PyErr_SetString(PyExc_TypeError, "costs must be a CostModel or None");
-        return NULL;
+        return (void *)PyErr_Format(PyExc_TypeError, "costs must be a CostModel or None");
     }
     return own(costs);
 }
@@ -66,8 +65,7 @@ costs_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (n < 0) {
-        PyErr_SetString(PyExc_ValueError, "n must not be negative");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "n must not be negative");
     }
     struct costs_object *o = (struct costs_object *)type->tp_alloc(type, 0);
     if (o != NULL && mn_shared_costs_init(&o->shared, n) < 0) {
@@ -214,8 +212,7 @@ costs_load(PyObject *self, PyObject *args)
         PyBuffer_Release(&b[i]);
     }
     if (taken < 0) {
-        PyErr_SetString(PyExc_ValueError, "saved costs are damaged: lengths differ");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "saved costs are damaged: lengths differ");
     }
     return PyLong_FromLongLong(taken);
 }
@@ -239,8 +236,7 @@ costs_tell_bytes(PyObject *self, PyObject *args)
         PyBuffer_Release(&b[i]);
     }
     if (rc == -EINVAL) {
-        PyErr_SetString(PyExc_ValueError, "indices and bytes differ in length");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "indices and bytes differ in length");
     }
     return rc < 0 ? PyErr_NoMemory() : Py_NewRef(Py_None);
 }

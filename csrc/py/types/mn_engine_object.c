@@ -31,8 +31,7 @@ mn_engine_balanced(PyObject *self)
 {
     struct mn_engine *e = mn_engine_get(self);
     if (e != NULL && !mn_engine_is_balanced(e)) {
-        PyErr_SetString(PyExc_RuntimeError, "the engine was opened without a window");
-        return NULL;
+        return (void *)PyErr_Format(PyExc_RuntimeError, "the engine was opened without a window");
     }
     return e;
 }
@@ -40,7 +39,7 @@ mn_engine_balanced(PyObject *self)
 bool
 mn_is_layout(PyObject *self, PyObject *layout)
 {
-    const struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    const struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     bool is = st != NULL && Py_IS_TYPE(layout, st->layout_type);
     if (st != NULL && !is) {
         PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
@@ -85,7 +84,7 @@ PyObject *
 mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout)
 {
     struct mn_engine *e = mn_engine_get(engine);
-    struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(engine));
     if (e == NULL || st == NULL) {
         return NULL;
     }
@@ -109,15 +108,14 @@ mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout
 struct mn_block_object *
 mn_block_of(PyObject *engine, PyObject *block)
 {
-    struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(engine));
     if (st == NULL || !Py_IS_TYPE(block, st->block_type)) {
         PyErr_Format(PyExc_TypeError, "expected a Block, got %s", Py_TYPE(block)->tp_name);
         return NULL;
     }
     struct mn_block_object *b = (struct mn_block_object *)block;
     if (b->engine != engine) {
-        PyErr_SetString(PyExc_ValueError, "the block belongs to another engine");
-        return NULL;
+        return (void *)PyErr_Format(PyExc_ValueError, "the block belongs to another engine");
     }
     return b;
 }
@@ -131,8 +129,7 @@ mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off)
         return NULL;
     }
     if (b->off == 0 || !mn_engine_has_block(e, b->off, b->serial)) {
-        PyErr_SetString(PyExc_ValueError, "the block's batch is not in flight");
-        return NULL;
+        return (void *)PyErr_Format(PyExc_ValueError, "the block's batch is not in flight");
     }
     *block_off = b->off;
     return e;
@@ -143,8 +140,7 @@ mn_engine_of_done(PyObject *self, PyObject *block, uint64_t *block_off)
 {
     struct mn_engine *e = mn_engine_of_block(self, block, block_off);
     if (e != NULL && mn_engine_poll(e, *block_off) == MN_BLOCK_BUSY) {
-        PyErr_SetString(PyExc_ValueError, "the block's batch is not done");
-        return NULL;
+        return (void *)PyErr_Format(PyExc_ValueError, "the block's batch is not done");
     }
     return e;
 }
@@ -162,16 +158,14 @@ dealloc(PyObject *self)
 }
 
 static PyObject *
-get_made(PyObject *self, void *closure)
+get_made(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyBool_FromLong(((struct mn_block_object *)self)->off != 0);
 }
 
 static PyObject *
-get_refusal(PyObject *self, void *closure)
+get_refusal(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     const struct mn_refusal *r = &((struct mn_block_object *)self)->refusal;
     return Py_BuildValue("(iKK)", (int)r->why, (unsigned long long)r->need,
                          (unsigned long long)r->all);
@@ -248,7 +242,7 @@ epoch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 struct mn_epoch *
 mn_epoch_of(PyObject *engine, PyObject *epoch)
 {
-    struct mn_state *st = mn_state_of_type(Py_TYPE(engine));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(engine));
     if (st == NULL || !Py_IS_TYPE(epoch, st->epoch_type)) {
         PyErr_Format(PyExc_TypeError, "expected an Epoch, got %s", Py_TYPE(epoch)->tp_name);
         return NULL;

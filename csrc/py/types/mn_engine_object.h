@@ -9,7 +9,7 @@
 #include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_snapshot.h"
-#include "py/module/mn_state.h"
+#include "py/transport/mn_layout.h"
 
 struct mn_engine_object {
     PyObject_HEAD
@@ -103,8 +103,8 @@ mn_is_layout(PyObject *self, PyObject *layout);
 static inline void
 mn_layout_form(const struct mn_layout *l, struct mn_form *form)
 {
-    form->nfields = mn_layout_nfields(l);
-    form->row_bytes = mn_layout_row_bytes(l);
+    form->nfields = l->nfields;
+    form->row_bytes = l->row_bytes;
 }
 
 void

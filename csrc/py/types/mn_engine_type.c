@@ -54,17 +54,15 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (saved_bytes != NULL) {
         if (saved_size != (Py_ssize_t)sizeof(saved)) {
-            PyErr_SetString(PyExc_ValueError,
-                            "saved_scheduler is not a value that scheduler() has returned");
-            return NULL;
+            return PyErr_Format(PyExc_ValueError,
+                                "saved_scheduler is not a value that scheduler() has returned");
         }
         memcpy(&saved, saved_bytes, sizeof(saved)); /* bytes have no alignment */
     }
     if (workers == 0 || workers > 4096 || max_workers > 4096) {
-        PyErr_SetString(PyExc_ValueError, "workers must be between 1 and 4096");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "workers must be between 1 and 4096");
     }
-    struct mn_state *st = mn_state_of_type(type);
+    struct mn_state *st = PyType_GetModuleState(type);
     if (st == NULL) {
         return NULL;
     }
@@ -293,20 +291,18 @@ static PyMethodDef engine_methods[] = {
 };
 
 static PyObject *
-engine_get_fd(PyObject *self, void *closure)
+engine_get_fd(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     struct mn_engine *e = mn_engine_get(self);
     return e != NULL ? PyLong_FromLong(mn_engine_fd(e)) : NULL;
 }
 
 /* Returns the mapping in a form that a forked child may use. */
 static PyObject *
-engine_get_segment(PyObject *self, void *closure)
+engine_get_segment(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     struct mn_engine_object *o = (struct mn_engine_object *)self;
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     if (st != NULL && o->engine == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
     }

@@ -4,10 +4,118 @@
 #include "base/mn_error.h"
 #include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
-#include "py/types/mn_index.h"
 
 #include <errno.h>
 #include <string.h>
+
+/* ---- the sampler's indices for a batch, on their way to workers ------------------------- */
+
+/* Does the same as as_int64() for a list that no other code changes meanwhile. */
+static PyObject *
+list_as_int64(PyObject *indices)
+{
+    Py_ssize_t n = PyList_GET_SIZE(indices);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(int64_t));
+    if (bytes == NULL) {
+        return NULL;
+    }
+    int64_t *v = (int64_t *)(void *)PyBytes_AS_STRING(bytes);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *o = PyList_GET_ITEM(indices, i);
+        int overflow = 1;
+        if (PyLong_CheckExact(o)) {
+            v[i] = PyLong_AsLongLongAndOverflow(o, &overflow);
+        }
+        if (overflow != 0) {
+            Py_DECREF(bytes);
+            return NULL;
+        }
+    }
+    return bytes;
+}
+
+/* Returns a list of exact ints as the bytes of machine integers; NULL without an exception for
+ * anything else. */
+static PyObject *
+as_int64(PyObject *indices)
+{
+    PyObject *bytes = NULL;
+    if (PyList_CheckExact(indices)) {
+        Py_BEGIN_CRITICAL_SECTION(indices);
+        bytes = list_as_int64(indices);
+        Py_END_CRITICAL_SECTION();
+    }
+    return bytes;
+}
+
+/* Checks the result of dumps. Returns NULL with an exception if it is neither bytes nor (n, bytes)
+ * with n machine integers. Takes the reference. */
+static PyObject *
+dumped(PyObject *given, uint32_t *kind, uint32_t *nrows)
+{
+    unsigned int n = 0;
+    PyObject *owned = given;
+    if (given != NULL && PyTuple_CheckExact(given)) {
+        owned = PyArg_ParseTuple(given, "IS", &n, &owned) ? Py_NewRef(owned) : NULL;
+        Py_DECREF(given);
+        *kind = MN_INDEX_NUMBERED;
+        *nrows = n;
+    }
+    if (owned != NULL
+        && (!PyBytes_Check(owned) || PyBytes_GET_SIZE(owned) / (Py_ssize_t)sizeof(int64_t) < n)) {
+        PyErr_SetString(PyExc_TypeError, "dumps must return bytes, or a number of them first");
+        Py_CLEAR(owned);
+    }
+    return owned;
+}
+
+/* Converts indices for the core. A list of exact ints that fit 64 bits becomes machine integers,
+ * and sets *nrows. Anything else goes through dumps(indices). That returns bytes, or (n, bytes),
+ * which begin with n machine integers and set *nrows. Returns the bytes that *index points into, or
+ * NULL with an exception. */
+static PyObject *
+fill_index(uint32_t *kind, const void **index, uint64_t *bytes, uint32_t *nrows,
+           PyObject *indices, PyObject *dumps)
+{
+    PyObject *owned = as_int64(indices);
+    *kind = MN_INDEX_INT64;
+    if (owned != NULL) {
+        *nrows = (uint32_t)(PyBytes_GET_SIZE(owned) / (Py_ssize_t)sizeof(int64_t));
+    }
+    else if (!PyErr_Occurred()) {
+        *kind = MN_INDEX_PICKLE;
+        owned = dumped(PyObject_CallOneArg(dumps, indices), kind, nrows);
+    }
+    if (owned != NULL) {
+        *index = PyBytes_AS_STRING(owned);
+        *bytes = (uint64_t)PyBytes_GET_SIZE(owned);
+    }
+    return owned;
+}
+
+/* Converts an argument; sets an exception if it does not fit. */
+static uint32_t
+as_uint32(PyObject *number)
+{
+    unsigned long v = PyLong_AsUnsignedLong(number);
+    if (v > UINT32_MAX && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_OverflowError, "a number is too large");
+    }
+    return (uint32_t)v;
+}
+
+/* Subtracts the spares, which are the last indices, from *nrows. Returns false with an exception if
+ * there are fewer indices. */
+static bool
+split_spares(uint32_t *nrows, uint32_t spares)
+{
+    if (spares > *nrows) {
+        PyErr_SetString(PyExc_ValueError, "there are fewer indices than spares");
+        return false;
+    }
+    *nrows -= spares;
+    return true;
+}
 
 /* ---- layouts that workers can read ------------------------------------------------------ */
 
@@ -49,7 +157,7 @@ post(PyObject *self, struct mn_engine *e, PyObject *layout)
     if (posted != 0 || PyErr_Occurred()) {
         return posted;
     }
-    PyObject *description = mn_layout_description((struct mn_layout *)layout);
+    PyObject *description = ((struct mn_layout *)layout)->description;
     if (description == NULL) {
         PyErr_SetString(PyExc_ValueError, "the layout has no description for workers");
         return 0;
@@ -80,7 +188,7 @@ fill_epoch(struct mn_plan_batch *b, const struct mn_epoch *epoch, PyObject *spar
     b->base_seed = epoch->base_seed;
     b->user_epoch = epoch->user_epoch;
     b->seeded = epoch->seeded;
-    b->spares = mn_as_uint32(spares);
+    b->spares = as_uint32(spares);
 }
 
 /* ---- batches of one worker -------------------------------------------------------------- */
@@ -100,7 +208,7 @@ no_room(const struct mn_memory_snapshot *m)
 static PyObject *
 submit(PyObject *self, const struct mn_submit *s)
 {
-    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    mn_pending_reclaim(PyType_GetModuleState(Py_TYPE(self)));
     struct mn_engine *e = mn_engine_get(self); /* dumps may have closed it */
     uint64_t off;
     if (e == NULL) {
@@ -142,7 +250,7 @@ fill_rows(PyObject *self, struct mn_engine *e, struct mn_submit *s, PyObject *la
     }
     mn_layout_form((struct mn_layout *)layout, &s->form);
     b->nrows = (uint32_t)n;
-    return mn_split_spares(&b->nrows, b->spares);
+    return split_spares(&b->nrows, b->spares);
 }
 
 PyObject *
@@ -150,8 +258,7 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
                     Py_ssize_t nargs)
 {
     if (nargs != 6) {
-        PyErr_SetString(PyExc_TypeError, "submit() takes six arguments");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "submit() takes six arguments");
     }
     const struct mn_epoch *epoch = mn_epoch_of(self, args[0]);
     if (epoch == NULL) {
@@ -170,8 +277,7 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
         return NULL;
     }
     if (worker >= mn_engine_shm(e)->ctl->nworkers) {
-        PyErr_SetString(PyExc_ValueError, "no such worker");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "no such worker");
     }
     if (resumes) {
         return submit(self, &s);
@@ -181,10 +287,10 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
         return NULL;
     }
     uint32_t nrows = b->nrows;
-    PyObject *owned = mn_fill_index(&b->index_kind, &b->index, &b->index_bytes, &nrows, indices,
-                                    epoch->dumps);
+    PyObject *owned = fill_index(&b->index_kind, &b->index, &b->index_bytes, &nrows, indices,
+                                 epoch->dumps);
     bool counted = owned != NULL && b->index_kind != MN_INDEX_PICKLE;
-    if (owned == NULL || (counted && !mn_split_spares(&nrows, b->spares))) {
+    if (owned == NULL || (counted && !split_spares(&nrows, b->spares))) {
         Py_XDECREF(owned);
         return NULL;
     }
@@ -220,8 +326,7 @@ mn_engine_py_retire(PyObject *self, struct mn_engine *e, PyObject *block)
         return NULL;
     }
     if (((struct mn_block_object *)block)->sequence != MN_UNPLANNED) {
-        PyErr_SetString(PyExc_ValueError, "call taken() for a planned block");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "call taken() for a planned block");
     }
     mn_engine_retire(e, off);
     Py_RETURN_NONE;
@@ -251,7 +356,7 @@ count_rows(struct mn_plan_batch *b, PyObject *indices)
         return false;
     }
     b->nrows = (uint32_t)n;
-    return b->whole || mn_split_spares(&b->nrows, b->spares);
+    return b->whole || split_spares(&b->nrows, b->spares);
 }
 
 /* Reads the arguments of plan(). Returns the bytes that the batch points into; NULL with an
@@ -279,9 +384,9 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
     }
     uint32_t n = b->nrows;
     PyObject *owned =
-        mn_fill_index(&b->index_kind, &b->index, &b->index_bytes, &n, indices, epoch->dumps);
+        fill_index(&b->index_kind, &b->index, &b->index_bytes, &n, indices, epoch->dumps);
     bool sound = owned != NULL
-                 && (b->index_kind == MN_INDEX_PICKLE || mn_split_spares(&n, b->spares));
+                 && (b->index_kind == MN_INDEX_PICKLE || split_spares(&n, b->spares));
     b->nrows = n;
     b->splits = epoch->splits && PyList_CheckExact(indices) && n > 1;
     if (sound && begins != Py_None) {
@@ -308,15 +413,14 @@ PyObject *
 mn_engine_py_plan(PyObject *self, struct mn_engine *e, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 8) {
-        PyErr_SetString(PyExc_TypeError, "plan() takes eight arguments");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "plan() takes eight arguments");
     }
     struct mn_plan_batch b = {0};
     PyObject *owned = fill_batch(self, &b, args);
     if (owned == NULL) {
         return NULL;
     }
-    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    mn_pending_reclaim(PyType_GetModuleState(Py_TYPE(self)));
     e = mn_engine_get(self); /* dumps may have closed it */
     struct mn_epoch *epoch = (struct mn_epoch *)args[0];
     int rc = MN_FULL;
@@ -426,7 +530,7 @@ mn_engine_py_next(PyObject *self, struct mn_engine *e, PyObject *args)
         return NULL;
     }
     /* many batches are planned at once: memory that was dropped since would wait for that */
-    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    mn_pending_reclaim(PyType_GetModuleState(Py_TYPE(self)));
     if (mn_engine_get(self) == NULL) {
         return NULL;
     }
@@ -469,8 +573,7 @@ mn_engine_py_taken(PyObject *self, struct mn_engine *e, PyObject *block)
         return NULL;
     }
     if (mn_engine_taken(e, b->sequence, b->off) < 0) {
-        PyErr_SetString(PyExc_ValueError, "the block is not what next() gave, or was taken");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "the block is not what next() gave, or was taken");
     }
     Py_RETURN_NONE;
 }

@@ -62,7 +62,7 @@ mn_engine_py_envelopes(PyObject *self, struct mn_engine *e, PyObject *args)
     uint64_t off;
     long long row = EVERY_ROW;
     PyObject *block;
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     if (st == NULL || !PyArg_ParseTuple(args, "O|L", &block, &row)
         || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
@@ -108,7 +108,7 @@ PyObject *
 mn_engine_py_lost(PyObject *self, struct mn_engine *e, PyObject *block)
 {
     uint64_t off;
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     if (st == NULL || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
@@ -191,8 +191,7 @@ mn_engine_py_kill_worker(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObjec
         return NULL;
     }
     if (w >= mn_engine_shm(e)->ctl->nworkers) {
-        PyErr_SetString(PyExc_IndexError, "no such worker");
-        return NULL;
+        return PyErr_Format(PyExc_IndexError, "no such worker");
     }
     int rc = mn_engine_kill_worker(e, w, sig, retire != 0);
     if (rc != -ESRCH && mn_raise_errno(rc, "cannot signal a worker") < 0) {
@@ -246,8 +245,7 @@ mn_engine_py_move_to(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *w
         return NULL;
     }
     if (mn_engine_move_to(e, target < INT32_MAX ? (int32_t)target : INT32_MAX) < 0) {
-        PyErr_SetString(PyExc_RuntimeError, "the number of workers is fixed");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError, "the number of workers is fixed");
     }
     Py_RETURN_NONE;
 }
@@ -304,7 +302,7 @@ const char mn_engine_memory_doc[] =
 PyObject *
 mn_engine_py_memory(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(ignored))
 {
-    mn_pending_reclaim(mn_state_of_type(Py_TYPE(self)));
+    mn_pending_reclaim(PyType_GetModuleState(Py_TYPE(self)));
     if (mn_engine_get(self) == NULL) {
         return NULL;
     }
@@ -367,7 +365,7 @@ reason_text(int32_t reason)
 PyObject *
 mn_engine_py_scheduler(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(ignored))
 {
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     struct mn_autoscale_log log;
     if (st == NULL) {
         return NULL;
@@ -419,7 +417,7 @@ PyObject *
 mn_engine_py_spans(PyObject *self, struct mn_engine *e, PyObject *block)
 {
     uint64_t off;
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     if (st == NULL || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }

@@ -2,7 +2,6 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/module/mn_critical_section.h"
-#include "py/transport/mn_layout.h"
 #include "py/types/mn_engine_object.h"
 
 #include <stddef.h>
@@ -14,7 +13,7 @@ static bool
 all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
 {
     const struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
-    if (mn_layout_has_objects(l)) {
+    if (l->nobjects != 0) {
         return false;
     }
     return block->ntasks == 0 || (block->layout != 0 && mn_engine_in_rows(e, off));
@@ -25,8 +24,8 @@ static bool
 must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
 {
     uint64_t bytes = 0;
-    for (uint32_t f = 0; f < mn_layout_nfields(l); f++) {
-        bytes += mn_layout_row_bytes(l)[f] * nrows;
+    for (uint32_t f = 0; f < l->nfields; f++) {
+        bytes += l->row_bytes[f] * nrows;
     }
     return !mn_engine_may_retain(e, bytes);
 }
@@ -81,7 +80,7 @@ static PyObject *
 decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout, PyObject *objects,
        uint32_t nrows)
 {
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     struct mn_layout *l = (struct mn_layout *)layout;
     uint64_t off = ((struct mn_block_object *)block)->off;
     uint32_t all = mn_block_at(mn_engine_shm(e), off)->nrows;
@@ -133,8 +132,7 @@ mn_engine_py_take(PyObject *self, struct mn_engine *e, PyObject *const *args, Py
 {
     uint64_t off;
     if (nargs != 2) {
-        PyErr_SetString(PyExc_TypeError, "take() takes two arguments");
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "take() takes two arguments");
     }
     PyObject *block = args[0], *layout = args[1];
     if (!mn_is_layout(self, layout) || mn_engine_of_block(self, block, &off) == NULL) {
@@ -142,8 +140,7 @@ mn_engine_py_take(PyObject *self, struct mn_engine *e, PyObject *const *args, Py
     }
     uint64_t sequence = ((struct mn_block_object *)block)->sequence;
     if (sequence == MN_UNPLANNED) {
-        PyErr_SetString(PyExc_ValueError, "use decode() for blocks that were not planned");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "use decode() for blocks that were not planned");
     }
     if (mn_block_at(mn_engine_shm(e), off)->layout == 0
         || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
@@ -173,13 +170,12 @@ mn_engine_py_row(PyObject *self, struct mn_engine *e, PyObject *args)
         return NULL;
     }
     if (row >= mn_block_at(mn_engine_shm(e), off)->nrows) {
-        PyErr_SetString(PyExc_ValueError, "the block has no such row");
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "the block has no such row");
     }
     if (!are_written(e, off, row, 1)) {
         return NULL;
     }
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     mn_engine_pin(e);
     PyObject *sample = mn_layout_row(st, (struct mn_layout *)layout, e, off, row,
                                      objects == Py_None ? NULL : objects);
@@ -196,7 +192,7 @@ all_written(struct mn_engine *e, const struct mn_layout *l, uint32_t posted)
 {
     const struct mn_run *runs;
     uint32_t nruns = mn_engine_formed(e, &runs);
-    bool all = nruns != 0 && posted != 0 && !mn_layout_has_objects(l);
+    bool all = nruns != 0 && posted != 0 && l->nobjects == 0;
     for (uint32_t i = 0; all && i < nruns; i++) {
         const struct mn_run *r = &runs[i];
         all = r->block_off != 0
@@ -217,8 +213,8 @@ copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to)
     const struct mn_run *runs;
     uint32_t nruns = mn_engine_formed(e, &runs);
     struct mn_block *target = mn_block_at(shm, to);
-    for (uint32_t i = 0; i < mn_layout_nfields(l); i++) {
-        uint64_t bytes = mn_layout_row_bytes(l)[i];
+    for (uint32_t i = 0; i < l->nfields; i++) {
+        uint64_t bytes = l->row_bytes[i];
         char *dst = mn_at(shm, mn_block_fields(target)[i]);
         for (uint32_t k = 0; k < nruns && bytes != 0; k++) {
             const struct mn_run *r = &runs[k];
@@ -284,7 +280,7 @@ const char mn_engine_place_doc[] =
 PyObject *
 mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
 {
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     PyObject *samples, *layout, *objects;
     if (st == NULL
         || !PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &samples, st->layout_type, &layout,
@@ -487,7 +483,7 @@ new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
     }
     struct mn_delivery *h = (struct mn_delivery *)type->tp_alloc(type, 0);
     if (h != NULL) {
-        h->st = mn_state_of_type(own);
+        h->st = PyType_GetModuleState(own);
     }
     return (PyObject *)h;
 }

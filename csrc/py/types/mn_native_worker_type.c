@@ -4,7 +4,6 @@
  * next() makes samples without the GIL (mn_native_worker.h). It returns for tasks that need Python:
  * an error, indices that are not machine integers, a batch that torch's rules make whole.
  */
-#include "py/types/mn_index.h"
 #include "py/types/mn_native_worker.h"
 #include "py/module/mn_state.h"
 #include "py/ops/mn_ops_raise.h"
@@ -53,9 +52,8 @@ field_tuple(const struct mn_native_field *f)
 }
 
 PyObject *
-mn_native_info(PyObject *module, PyObject *capsule)
+mn_native_info(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
-    (void)module;
     const struct mn_native_pipeline *p = pipeline_of(capsule);
     PyObject *list = p != NULL ? PyList_New(0) : NULL;
     for (int32_t i = 0; list != NULL && i < p->n_fields; i++) {
@@ -116,12 +114,20 @@ mn_native_open(PyObject *parts)
     return o;
 }
 
-/* Returns the indices as the sampler gave them, those of spare samples at the end: bytes of pickle,
- * or a list of int. */
-static PyObject *
-indices_of(struct mn_block *b)
+PyObject *
+mn_sent_indices(struct mn_block *b)
 {
-    return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : mn_index_pickle(b);
+    const int64_t *v = mn_block_index(b);
+    uint32_t n = b->nrows + b->spares;
+    if (b->index_kind != MN_INDEX_INT64) {
+        size_t at = b->index_kind == MN_INDEX_NUMBERED ? n * sizeof(*v) : 0;
+        return PyBytes_FromStringAndSize((const char *)v + at, (Py_ssize_t)(b->index_bytes - at));
+    }
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list != NULL && i < n; i++) {
+        mn_list_add(&list, PyLong_FromLongLong(v[i]));
+    }
+    return list;
 }
 
 /* Returns the error of a row in the form of extras; NULL with an exception. */
@@ -155,5 +161,5 @@ mn_native_next(struct mn_state *st, struct mn_native_part *o, struct mn_worker_s
     struct mn_block *b = mn_block_at(&side->shm, t->block_off);
     PyObject *extras =
         event == MN_NATIVE_FAILED ? extras_of(&failure) : Py_NewRef(Py_None);
-    return extras != NULL ? mn_task_tuple(st, t, b, indices_of(b), extras) : NULL;
+    return extras != NULL ? mn_task_tuple(st, t, b, mn_sent_indices(b), extras) : NULL;
 }

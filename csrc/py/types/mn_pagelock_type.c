@@ -42,9 +42,8 @@ lock_dealloc(PyObject *self)
 
 /* Returns where copies must be cut: offsets in the range at which another chunk begins. */
 static PyObject *
-lock_cuts(PyObject *self, void *closure)
+lock_cuts(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     struct mn_pagelock *p = (struct mn_pagelock *)self;
     uint64_t off = (uint64_t)(p->at - mn_engine_pagelocks(p->engine)->base);
     PyObject *cuts = PyList_New(0);
@@ -117,7 +116,7 @@ const char mn_engine_lock_pages_doc[] =
 PyObject *
 mn_engine_py_lock_pages(PyObject *self, struct mn_engine *e, PyObject *args)
 {
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     unsigned long long address, bytes;
     int rc;
     if (st == NULL || !PyArg_ParseTuple(args, "KK", &address, &bytes)) {

@@ -22,9 +22,8 @@ segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     struct mn_ctl head;
     if (pread(fd, &head, sizeof(head), 0) != (ssize_t)sizeof(head) || head.magic != MN_MAGIC
         || head.sizes != mn_sizes_word()) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "loader and worker run different versions of minato");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError,
+                            "loader and worker run different versions of minato");
     }
     void *base;
     int rc = mn_memfd_map(fd, head.total_bytes, &base);
@@ -62,8 +61,7 @@ entry(PyObject *self, unsigned long w)
 {
     struct mn_segment *s = (struct mn_segment *)self;
     if (w >= s->shm.ctl->nworkers) {
-        PyErr_SetString(PyExc_IndexError, "no such worker");
-        return NULL;
+        return (void *)PyErr_Format(PyExc_IndexError, "no such worker");
     }
     return mn_worker_at(&s->shm, (uint32_t)w);
 }
@@ -294,31 +292,27 @@ static PyMethodDef segment_methods[] = {
 };
 
 static PyObject *
-segment_get_workers(PyObject *self, void *closure)
+segment_get_workers(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromUnsignedLong(((struct mn_segment *)self)->shm.ctl->nworkers);
 }
 
 static PyObject *
-segment_get_trainer(PyObject *self, void *closure)
+segment_get_trainer(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromUnsignedLong(((struct mn_segment *)self)->shm.ctl->trainer_pid);
 }
 
 static PyObject *
-segment_get_start(PyObject *self, void *closure)
+segment_get_start(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     struct mn_ctl *c = ((struct mn_segment *)self)->shm.ctl;
     return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->start));
 }
 
 static PyObject *
-segment_get_lifeline(PyObject *self, void *closure)
+segment_get_lifeline(PyObject *self, void *Py_UNUSED(closure))
 {
-    (void)closure;
     return PyLong_FromLong(((struct mn_segment *)self)->trainer.fd);
 }
 

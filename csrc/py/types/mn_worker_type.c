@@ -8,9 +8,8 @@
 #include "base/mn_error.h"
 #include "engine/mn_batches.h"
 #include "py/module/mn_critical_section.h"
-#include "py/module/mn_state.h"
 #include "py/seeding/mn_seed.h"
-#include "py/types/mn_index.h"
+#include "py/transport/mn_layout.h"
 #include "workers/mn_records.h"
 #include "workers/mn_worker.h"
 
@@ -124,7 +123,7 @@ do_row(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b,
     int rc = 0;
     PyObject *objects = NULL;
     if (layout != NULL) {
-        if (mn_layout_has_objects(layout)) {
+        if (layout->nobjects != 0) {
             objects = PyList_New(0);
         }
         rc = mn_layout_encode(st, layout, sample, &o->side.shm, b, row, objects);
@@ -174,7 +173,7 @@ place_row(struct mn_state *st, struct mn_layout *layout, PyObject *sample,
           const struct mn_shm *shm, struct mn_block *b, uint32_t row, PyObject *objects)
 {
     PyObject *own = NULL;
-    if (mn_layout_has_objects(layout)) {
+    if (layout->nobjects != 0) {
         own = PyList_New(0);
         if (own == NULL || PyList_Append(objects, own) < 0) {
             Py_XDECREF(own);
@@ -211,12 +210,16 @@ mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *
     return rc;
 }
 
+/* Returns the indices of a batch, those of spare samples at the end. */
 static PyObject *
 load_indices(struct mn_worker_object *o, struct mn_block *b)
 {
-    PyObject *pickle = mn_index_pickle(b);
-    PyObject *indices = pickle != NULL ? PyObject_CallOneArg(o->load_index, pickle) : NULL;
-    Py_XDECREF(pickle);
+    PyObject *sent = mn_sent_indices(b);
+    if (sent == NULL || b->index_kind == MN_INDEX_INT64) {
+        return sent;
+    }
+    PyObject *indices = PyObject_CallOneArg(o->load_index, sent);
+    Py_DECREF(sent);
     return indices;
 }
 
@@ -283,13 +286,6 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
     return extras;
 }
 
-/* Returns the indices of a batch, those of spare samples at the end. */
-static PyObject *
-mn_worker_indices(struct mn_worker_object *o, struct mn_block *b)
-{
-    return b->index_kind == MN_INDEX_INT64 ? mn_index_list(b) : load_indices(o, b);
-}
-
 /* Calls set_epoch of a dataset before the first sample of a new epoch, or has the source of the
  * samples look for changes of the dataset (-1). Its generators are in the state of some earlier
  * sample, so they are seeded before set_epoch, alike in each worker. The result of the call makes
@@ -332,7 +328,7 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
         return NULL;
     }
     if (t->kind != MN_KIND_ROWS && t->kind != MN_KIND_SAMPLES && t->kind != MN_KIND_PART) {
-        return mn_task_tuple(st, t, b, mn_worker_indices(o, b), Py_NewRef(Py_None));
+        return mn_task_tuple(st, t, b, load_indices(o, b), Py_NewRef(Py_None));
     }
     PyObject *extras = run_rows(st, o, t, b);
     if (extras == NULL) {
@@ -352,7 +348,7 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"segment", "number", "dataset", "seeder", "open_layout",
                             "load_index", "set_epoch", "user_epoch", "goes_on", "thread",
                             "native", NULL};
-    struct mn_state *st = mn_state_of_type(type);
+    struct mn_state *st = PyType_GetModuleState(type);
     PyObject *segment, *dataset, *seeder, *open_layout, *load_index, *set_epoch = Py_None;
     PyObject *native = NULL;
     unsigned int number;
@@ -481,7 +477,7 @@ static PyObject *
 worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     if (st == NULL) {
         return NULL;
     }
@@ -537,8 +533,7 @@ worker_finish(PyObject *self, PyObject *args)
         return NULL;
     }
     if (!o->holding) {
-        PyErr_SetString(PyExc_RuntimeError, "no task to finish");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError, "no task to finish");
     }
     int rc = pickle != NULL ? mn_envelope_send(&o->side, o->task, pickle, pickle_bytes, list) : 0;
     if (rc < 0) {
@@ -610,8 +605,7 @@ worker_parts(PyObject *self, PyObject *Py_UNUSED(ignored))
     struct mn_worker_object *o = (struct mn_worker_object *)self;
     const struct mn_task *own = o->holding ? &o->side.held : NULL;
     if (own == NULL || own->kind != MN_KIND_COLLATE) {
-        PyErr_SetString(PyExc_RuntimeError, "the worker has no collate task");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError, "the worker has no collate task");
     }
     struct mn_block *b = mn_block_at(&o->side.shm, own->block_off);
     const uint32_t *tasks = mn_block_tasks(b);
@@ -634,14 +628,13 @@ static PyObject *
 worker_place(PyObject *self, PyObject *args)
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
-    struct mn_state *st = mn_state_of_type(Py_TYPE(self));
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     PyObject *samples, *objects;
     if (st == NULL || !PyArg_ParseTuple(args, "OO!", &samples, &PyList_Type, &objects)) {
         return NULL;
     }
     if (!o->holding) {
-        PyErr_SetString(PyExc_RuntimeError, "no current task");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError, "no current task");
     }
     int rc = mn_worker_place_rows(st, o, samples, objects);
     return rc < 0 ? NULL : PyBool_FromLong(rc);
@@ -656,11 +649,10 @@ worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
     if (!o->holding) {
-        PyErr_SetString(PyExc_RuntimeError, "no current task");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError, "no current task");
     }
     struct mn_block *b = mn_block_at(&o->side.shm, o->side.held.block_off);
-    PyObject *indices = mn_worker_indices(o, b);
+    PyObject *indices = load_indices(o, b);
     return indices != NULL ? Py_BuildValue("(NI)", indices, b->spares) : NULL;
 }
 
