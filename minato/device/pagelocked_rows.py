@@ -63,7 +63,7 @@ class Slots:
         """Stops locking, and unlocks what is not being read."""
         self.locks = False
         with contextlib.suppress(RuntimeError):  # the engine was closed in the meantime
-            self._engine.unlock_pages()
+            self._engine.set_page_driver()
 
     def page_locks(self) -> tuple[int, int]:
         """Locked bytes, and the driver's error number when it refused (0: it did not)."""

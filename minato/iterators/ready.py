@@ -192,7 +192,7 @@ class ReadyReceiver(Receiver):
                 try:
                     self._let_go(runs)
                 finally:
-                    self.engine.taken(runs[0][0])
+                    self.engine.retire(runs[0][0])
         except Exception as error:
             return LoaderFailure(error)  # in the batch's place: the end of the epoch expects one
         except BaseException:  # an interrupt: the batch is lost and counts as delivered

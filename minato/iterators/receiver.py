@@ -325,7 +325,7 @@ class Receiver:
         planner is to plan it again; an interrupt may come first."""
         if not block.made:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
-            self.engine.taken(block)
+            self.engine.retire(block)
             return data
         trace = self._supervisor.trace
         try:
@@ -339,7 +339,7 @@ class Receiver:
                         self.planner.plan_whole()
                 finally:
                     if not self.planner.must_plan_again:
-                        self.engine.taken(block)
+                        self.engine.retire(block)
         except Exception as error:
             # in the batch's place: the end of the epoch expects one
             data = unread(error, batch.number, batch.indices)
@@ -352,7 +352,7 @@ class Receiver:
             if block.made:
                 self.engine.poll(block)
                 return True
-            self.engine.taken(block)
+            self.engine.retire(block)
         if self.planner.planned.pop(block.sequence, None) is not None:
             self._is_lost(batch)
         return False
@@ -361,7 +361,7 @@ class Receiver:
         try:
             trace.block(batch.indices, block)
         except Exception:  # an index whose repr fails
-            self.engine.taken(block)
+            self.engine.retire(block)
             raise
 
     def _is_lost(self, batch: Batch) -> None:

@@ -36,7 +36,7 @@ def engines() -> Iterator[list[Any]]:
 def asks(engine: Any) -> list[Callable[[Any], object]]:
     """All methods that take a block."""
     return [
-        engine.poll, engine.envelopes, engine.lost, engine.spans, engine.retire, engine.taken,
+        engine.poll, engine.envelopes, engine.lost, engine.spans, engine.retire,
         lambda block: engine.written(block, 0),
         lambda block: engine.wait(block, 0.0),
         lambda block: engine.decode(block, SMALL.core, None),
@@ -198,15 +198,13 @@ def test_planned_batch_is_taken_once_in_order() -> None:
         return got
 
     while not (block := following()).has_rows:  # planned before the layout was known
-        engine.taken(block)
+        engine.retire(block)
     assert block.kind == ROWS and block.made and block.refusal[0] == 0
     with pytest.raises(ValueError, match="another layout"):
         engine.row(block, OTHER.core, 0, None)
-    with pytest.raises(ValueError, match="call taken\\(\\)"):
-        engine.retire(block)
     batch = engine.take(block, layout)
     assert torch.equal(batch, torch.stack(data)[2 * block.sequence : 2 * block.sequence + 2])
-    for again in (lambda: engine.take(block, layout), lambda: engine.taken(block)):
+    for again in (lambda: engine.take(block, layout), lambda: engine.retire(block)):
         with pytest.raises(ValueError):
             again()
     it._shutdown_workers()

@@ -90,16 +90,16 @@ class Engine:
         self.planned += 1
         return self.planned - 1
 
-    def plan_end(self) -> None:
-        self.ended = True
-
-    def plan_clear(self) -> None:
-        self.plans.clear()
+    def plan_end(self, abandon: bool = False) -> None:
+        if abandon:
+            self.plans.clear()
+        else:
+            self.ended = True
 
     def next(self, timeout: float) -> Any:
         return self.ready.popleft() if self.ready else None
 
-    def taken(self, block: Block) -> None:
+    def retire(self, block: Block) -> None:
         self.retired.append(block)
 
     def poll(self, block: Block) -> int:

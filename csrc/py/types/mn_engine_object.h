@@ -128,14 +128,12 @@ mn_engine_forget_posted(PyObject *self);
     /* mn_engine_type_plan.c: static scheduling; layouts that rows may follow, ... */   \
     X(submit, FAST, mn_engine_get, METH_FASTCALL)                                       \
     X(poll, BRIEF, mn_engine_get, METH_O)                                               \
-    X(retire, BRIEF, mn_engine_get, METH_O)                                             \
     /* ... and balanced scheduling */                                                   \
     X(plan, FAST, mn_engine_balanced, METH_FASTCALL)                                    \
     X(set_form, BRIEF, mn_engine_balanced, METH_O)                                      \
-    X(plan_end, BRIEF, mn_engine_balanced, METH_NOARGS)                                 \
-    X(plan_clear, BRIEF, mn_engine_balanced, METH_NOARGS)                               \
+    X(plan_end, BRIEF, mn_engine_balanced, METH_VARARGS)                                \
     X(next, BRIEF, mn_engine_balanced, METH_VARARGS)                                    \
-    X(taken, BRIEF, mn_engine_balanced, METH_O)                                         \
+    X(retire, BRIEF, mn_engine_get, METH_O)                                             \
     /* mn_engine_type_take.c: batches of what is done */                                \
     X(decode, BRIEF, mn_engine_get, METH_VARARGS)                                       \
     X(take, FAST, mn_engine_get, METH_FASTCALL)                                         \
@@ -145,7 +143,6 @@ mn_engine_forget_posted(PyObject *self);
     /* mn_pagelock_type.c: pages that a device may read */                              \
     X(set_page_driver, BRIEF, mn_engine_get, METH_VARARGS)                              \
     X(lock_pages, BRIEF, mn_engine_get, METH_VARARGS)                                   \
-    X(unlock_pages, BRIEF, mn_engine_get, METH_NOARGS)                                  \
     X(page_locks, BRIEF, mn_engine_get, METH_NOARGS)                                    \
     /* mn_engine_type_snapshot.c: reports; requests to workers */                       \
     X(envelopes, REPORT, mn_engine_get, METH_VARARGS)                                   \

@@ -316,22 +316,6 @@ mn_engine_py_poll(PyObject *self, struct mn_engine *e, PyObject *block)
     return PyLong_FromUnsignedLongLong(busy || done_ns != 0 ? done_ns : 1); /* all tasks lost */
 }
 
-const char mn_engine_retire_doc[] = "Frees a done block that was not planned.";
-
-PyObject *
-mn_engine_py_retire(PyObject *self, struct mn_engine *e, PyObject *block)
-{
-    uint64_t off;
-    if (mn_engine_of_done(self, block, &off) == NULL) {
-        return NULL;
-    }
-    if (((struct mn_block_object *)block)->sequence != MN_UNPLANNED) {
-        return PyErr_Format(PyExc_ValueError, "call taken() for a planned block");
-    }
-    mn_engine_retire(e, off);
-    Py_RETURN_NONE;
-}
-
 /* ---- batches of any worker -------------------------------------------------------------- */
 
 const char mn_engine_plan_doc[] =
@@ -468,23 +452,17 @@ mn_engine_py_set_form(PyObject *self, struct mn_engine *e, PyObject *layout)
     Py_RETURN_NONE;
 }
 
-const char mn_engine_plan_end_doc[] = "plan_end(): no more batches in this epoch";
+const char mn_engine_plan_end_doc[] =
+    "plan_end(abandon=False): no more batches in this epoch. abandon: nor those planned so far.";
 
 PyObject *
-mn_engine_py_plan_end(PyObject *Py_UNUSED(self), struct mn_engine *e,
-                      PyObject *Py_UNUSED(ignored))
+mn_engine_py_plan_end(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
 {
-    mn_engine_plan_end(e);
-    Py_RETURN_NONE;
-}
-
-const char mn_engine_plan_clear_doc[] = "plan_clear(): abandons all batches";
-
-PyObject *
-mn_engine_py_plan_clear(PyObject *Py_UNUSED(self), struct mn_engine *e,
-                        PyObject *Py_UNUSED(ignored))
-{
-    mn_engine_plan_clear(e);
+    int abandon = 0;
+    if (!PyArg_ParseTuple(args, "|p", &abandon)) {
+        return NULL;
+    }
+    (abandon ? mn_engine_plan_clear : mn_engine_plan_end)(e);
     Py_RETURN_NONE;
 }
 
@@ -563,17 +541,28 @@ mn_engine_py_next(PyObject *self, struct mn_engine *e, PyObject *args)
     }
 }
 
-const char mn_engine_taken_doc[] = "taken(block): the batch that next() gave was read, frees it";
+const char mn_engine_retire_doc[] =
+    "retire(block): frees a done block that was read. A planned one must be what next() gave.";
 
 PyObject *
-mn_engine_py_taken(PyObject *self, struct mn_engine *e, PyObject *block)
+mn_engine_py_retire(PyObject *self, struct mn_engine *e, PyObject *block)
 {
     const struct mn_block_object *b = mn_block_of(self, block);
+    uint64_t off;
     if (b == NULL) {
         return NULL;
     }
-    if (mn_engine_taken(e, b->sequence, b->off) < 0) {
-        return PyErr_Format(PyExc_ValueError, "the block is not what next() gave, or was taken");
+    if (b->sequence != MN_UNPLANNED) {
+        if (mn_engine_taken(e, b->sequence, b->off) < 0) {
+            return PyErr_Format(PyExc_ValueError,
+                                "the block is not what next() gave, or was retired");
+        }
+    }
+    else if (mn_engine_of_done(self, block, &off) == NULL) {
+        return NULL;
+    }
+    else {
+        mn_engine_retire(e, off);
     }
     Py_RETURN_NONE;
 }

@@ -123,7 +123,7 @@ mn_engine_py_decode(PyObject *self, struct mn_engine *e, PyObject *args)
 
 const char mn_engine_take_doc[] =
     "take(block, layout) -> batch | None\n\n"
-    "decode(block, layout, None) and taken(block) for a block that next() gave. Returns None and\n"
+    "decode(block, layout, None) and retire(block) for a block that next() gave. Returns None and\n"
     "does nothing if more is needed: the block has lost a task, was made without a layout, or\n"
     "decode gives None.";
 
@@ -150,7 +150,7 @@ mn_engine_py_take(PyObject *self, struct mn_engine *e, PyObject *const *args, Py
     bool open = ((struct mn_engine_object *)self)->engine == e;
     if (batch != Py_None && open && mn_engine_taken(e, sequence, off) < 0 && batch != NULL) {
         Py_CLEAR(batch);
-        PyErr_SetString(PyExc_ValueError, "the block is not what next() gave, or was taken");
+        PyErr_SetString(PyExc_ValueError, "the block is not what next() gave, or was retired");
     }
     return batch;
 }

@@ -80,13 +80,22 @@ const char mn_engine_set_page_driver_doc[] =
     "set_page_driver(enter, leave, lock, unlock, context, flags)\n\n"
     "From now on lock_pages() locks by these functions, given as their addresses:\n"
     "enter(context), leave(&context), lock(at, bytes, flags), unlock(at), each 0 or an error.\n"
-    "They are called from any thread, without the GIL, and must exist as long as the memory.";
+    "They are called from any thread, without the GIL, and must exist as long as the memory.\n"
+    "Without arguments: it locks no more; pages in use are unlocked with their PageLock.";
 
 PyObject *
 mn_engine_py_set_page_driver(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
 {
     unsigned long long enter, leave, lock, unlock, context;
     unsigned int flags;
+    if (PyTuple_GET_SIZE(args) == 0) {
+        mn_engine_pin(e);
+        Py_BEGIN_ALLOW_THREADS
+        mn_pagelocks_stop(mn_engine_pagelocks(e));
+        mn_engine_unpin(e);
+        Py_END_ALLOW_THREADS
+        Py_RETURN_NONE;
+    }
     if (!PyArg_ParseTuple(args, "KKKKKI", &enter, &leave, &lock, &unlock, &context, &flags)) {
         return NULL;
     }
@@ -137,21 +146,6 @@ mn_engine_py_lock_pages(PyObject *self, struct mn_engine *e, PyObject *args)
         return NULL;
     }
     mn_engine_unpin(e);
-    Py_RETURN_NONE;
-}
-
-const char mn_engine_unlock_pages_doc[] =
-    "unlock_pages(): locks no more pages; those in use are unlocked with their PageLock.";
-
-PyObject *
-mn_engine_py_unlock_pages(PyObject *Py_UNUSED(self), struct mn_engine *e,
-                          PyObject *Py_UNUSED(ignored))
-{
-    mn_engine_pin(e);
-    Py_BEGIN_ALLOW_THREADS
-    mn_pagelocks_stop(mn_engine_pagelocks(e));
-    mn_engine_unpin(e);
-    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
