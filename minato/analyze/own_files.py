@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import socket
@@ -46,6 +47,8 @@ _COPIED = 1 << 26
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 SYS_MOUNT_SETATTR, AT_FDCWD, MOUNT_ATTR_RDONLY = 442, -100, 1
+#: requests of a filter's listener, with the sizes of their structs (linux/seccomp.h)
+NOTIF_RECV, NOTIF_SEND, NOTIF_FLAG_CONTINUE = 0xC0502100, 0xC0182101, 1
 PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 1, 2, 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -174,6 +177,7 @@ class WriteGuard:
         self.folder = os.path.realpath(folder)
         self.caches = os.path.realpath(cache.folder())
         self.made: set[str] = set()  # names in /dev/shm
+        self.rules = dict(_core.write_rules())
         self.refused: str | None = None
 
     def waits(self) -> list[Any]:
@@ -191,13 +195,26 @@ class WriteGuard:
             ready.register(self.listener, select.POLLIN)
             if not ready.poll(0)[0][1] & select.POLLIN:  # the filter's last process has ended
                 self.close()
-            elif (call := _core.next_write(self.listener)) is not None:  # else it has been killed
-                number, pid, places = call
-                paths = (self._find_path(pid, *place) for place in places)
-                self.refused = next((path for path in paths if path and not self._may_write(path)), None)
-                if self.refused is None:
-                    _core.allow_write(self.listener, number)
+            else:
+                with contextlib.suppress(FileNotFoundError):  # its process has been killed
+                    self._decide(self.listener)
         return self.refused is None
+
+    def _decide(self, listener: int) -> None:
+        """Reads the next call that waits, and lets it go on if that is allowed."""
+        call = bytearray(512)  # a later kernel's struct may be larger
+        fcntl.ioctl(listener, NOTIF_RECV, call)
+        number, pid, what, *given = struct.unpack_from("=QI4xi12x6Q", call)
+        folder, path, folder2, path2, length = self.rules[what]
+        size = given[length] & 0xFFFFFFFF if length >= 0 else 0
+        for at, name in ((folder, path), (folder2, path2)):
+            if at >= 0 or name >= 0:
+                base = ctypes.c_int(given[at]).value if at >= 0 else AT_FDCWD
+                found = self._find_path(pid, base, given[name] if name >= 0 else 0, size)
+                if found and not self._may_write(found):
+                    self.refused = found
+                    return
+        fcntl.ioctl(listener, NOTIF_SEND, struct.pack("=QqiI", number, 0, 0, NOTIF_FLAG_CONTINUE))
 
     def close(self) -> None:
         if self.source is not None:

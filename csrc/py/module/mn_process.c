@@ -13,7 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -108,20 +107,6 @@ set_signal_filter(int number, pid_t trainer)
  * of io_uring, fail with ENOSYS. Writing to a descriptor is not filtered: opening it was. Children
  * inherit the filter. It cannot be removed.
  */
-
-/* A file that a call names. */
-struct mn_write_place {
-    int32_t folder;   /* a descriptor, or AT_FDCWD */
-    uint32_t length;  /* of a socket's address; 0 for a path */
-    uint64_t address; /* of the path, in the caller's memory; 0: the folder itself */
-};
-
-struct mn_write_call {
-    uint64_t id;
-    pid_t pid;
-    int places; /* 1 or 2 */
-    struct mn_write_place place[2];
-};
 
 #if defined(__x86_64__)
 #define MN_ARCH AUDIT_ARCH_X86_64
@@ -258,64 +243,6 @@ filter_own_writes(void)
     return fd < 0 ? -errno : (int)fd;
 }
 
-static void
-add_place(struct mn_write_call *call, const struct seccomp_notif *seen, int folder, int path)
-{
-    const uint64_t *args = (const uint64_t *)seen->data.args;
-    struct mn_write_place *place = &call->place[call->places++];
-    place->folder = folder != NONE ? (int32_t)args[folder] : AT_FDCWD;
-    place->address = path != NONE ? args[path] : 0;
-    place->length = seen->data.nr == SYS_bind ? (uint32_t)args[2] : 0;
-}
-
-/* Takes the next call that waits. Returns 0, -ENOENT if its process has been killed, or -errno. */
-static int
-take_call(int listener, struct mn_write_call *call)
-{
-    struct seccomp_notif_sizes sizes;
-    union {
-        struct seccomp_notif seen;
-        char room[512]; /* a later kernel's may be larger */
-    } of;
-    memset(&of, 0, sizeof(of));
-    memset(call, 0, sizeof(*call));
-    if (syscall(SYS_seccomp, SECCOMP_GET_NOTIF_SIZES, 0, &sizes) != 0) {
-        return -errno;
-    }
-    if (sizes.seccomp_notif > sizeof(of)) {
-        return -EPROTO;
-    }
-    if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &of) != 0) {
-        return -errno;
-    }
-    call->id = of.seen.id;
-    call->pid = (pid_t)of.seen.pid;
-    for (size_t i = 0; i < MN_RULES; i++) {
-        const struct mn_rule *r = &mn_rules[i];
-        if (r->number == of.seen.data.nr) {
-            add_place(call, &of.seen, r->folder, r->path);
-            if (r->path2 != NONE) {
-                add_place(call, &of.seen, r->folder2, r->path2);
-            }
-        }
-    }
-    return 0;
-}
-
-/* Lets it go on. Returns 0, -ENOENT as above, or -errno. */
-static int
-allow_call(int listener, uint64_t id)
-{
-    union {
-        struct seccomp_notif_resp answer;
-        char room[512];
-    } of;
-    memset(&of, 0, sizeof(of));
-    of.answer.id = id;
-    of.answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
-    return ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &of) != 0 ? -errno : 0;
-}
-
 /* ---- the functions ---- */
 
 static PyObject *
@@ -422,50 +349,16 @@ filter_writes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
-next_write(PyObject *Py_UNUSED(module), PyObject *listener)
+write_rules(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
-    struct mn_write_call call;
-    int fd = PyObject_AsFileDescriptor(listener);
-    if (fd < 0) {
-        return NULL;
+    PyObject *rules = PyList_New(0);
+    for (size_t i = 0; rules != NULL && i < MN_RULES; i++) {
+        const struct mn_rule *r = &mn_rules[i];
+        int length = r->number == SYS_bind ? 2 : NONE;
+        mn_list_add(&rules, Py_BuildValue("(i(iiiii))", r->number, r->folder, r->path, r->folder2,
+                                          r->path2, length));
     }
-    int rc = take_call(fd, &call);
-    if (rc == -ENOENT) {
-        Py_RETURN_NONE;
-    }
-    if (mn_raise_errno(rc, "cannot take a system call that waits") < 0) {
-        return NULL;
-    }
-    PyObject *places = PyTuple_New(call.places);
-    for (int i = 0; places != NULL && i < call.places; i++) {
-        const struct mn_write_place *p = &call.place[i];
-        PyObject *place = Py_BuildValue("iKI", (int)p->folder, (unsigned long long)p->address,
-                                        (unsigned int)p->length);
-        if (place == NULL) {
-            Py_CLEAR(places);
-            break;
-        }
-        PyTuple_SET_ITEM(places, i, place);
-    }
-    if (places == NULL) {
-        return NULL;
-    }
-    return Py_BuildValue("KiN", (unsigned long long)call.id, (int)call.pid, places);
-}
-
-static PyObject *
-allow_write(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    int fd;
-    unsigned long long id;
-    if (!PyArg_ParseTuple(args, "iK", &fd, &id)) {
-        return NULL;
-    }
-    int rc = allow_call(fd, id);
-    if (mn_raise_errno(rc == -ENOENT ? 0 : rc, "cannot let a system call go on") < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return rules;
 }
 
 PyMethodDef mn_process_functions[] = {
@@ -483,10 +376,11 @@ PyMethodDef mn_process_functions[] = {
                "control groups, None without a quota")},
     {"filter_writes", filter_writes, METH_NOARGS,
      PyDoc_STR("filter_writes() -> descriptor: from now on calls of this process that change files "
-               "wait until the listener allows them")},
-    {"next_write", next_write, METH_O,
-     PyDoc_STR("next_write(listener) -> (id, pid, ((folder, address, length), ...)) or None: the "
-               "next call that waits, and the files that it names")},
-    {"allow_write", allow_write, METH_VARARGS, PyDoc_STR("allow_write(listener, id)")},
+               "wait until the listener, minato/analyze/own_files.py, allows them")},
+    {"write_rules", write_rules, METH_NOARGS,
+     PyDoc_STR("write_rules() -> [(number, (folder, path, folder2, path2, length)), ...]: for each "
+               "call\nthat waits, which of its arguments name files; -1: none. A folder without a "
+               "path is itself\nthe file, and a path without a folder counts from the current one. "
+               "length: of a socket's\naddress at path")},
     {NULL, NULL, 0, NULL},
 };
