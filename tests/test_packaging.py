@@ -30,7 +30,7 @@ NOT_SOURCE = shutil.ignore_patterns(
 #: CPython's API requires to be writable and that are never written, then data written once, at
 #: import (NumPy's table), then hooks that only tests set.
 WRITABLE = re.compile(
-    r"""(\w+_)?(methods|slots|spec|getset|members)(\.\d+)? | functions(\.\d+)? | names\.\d+
+    r"""(\w+_)?(methods|slots|spec|getset|members|functions)(\.\d+)? | names\.\d+
       | (mn_)?\w+_module(_def)?
       | \w*numpy_api\w* | \w*PyArray_\w+
       | mn_assert_hook | mn_fault_hook

@@ -307,7 +307,7 @@ static PyType_Slot entry_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec entry_spec = {
+PyType_Spec mn_cache_entry_spec = {
     .name = "minato._cache.Entry",
     .basicsize = sizeof(struct mn_cache_entry_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
@@ -315,16 +315,7 @@ static PyType_Spec entry_spec = {
     .slots = entry_slots,
 };
 
-static PyMethodDef functions[] = {
+PyMethodDef mn_cache_entry_functions[] = {
     {"fill", fill, METH_VARARGS, fill_doc},
     {NULL, NULL, 0, NULL},
 };
-
-int
-mn_cache_add_entry(PyObject *module, struct mn_cache_state *st)
-{
-    st->entry_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &entry_spec, NULL);
-    return st->entry_type == NULL || PyModule_AddType(module, st->entry_type) < 0
-               ? -1
-               : PyModule_AddFunctions(module, functions);
-}

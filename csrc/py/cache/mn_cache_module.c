@@ -243,6 +243,15 @@ unchanged(PyObject *Py_UNUSED(module), PyObject *records)
 }
 
 static int
+add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec, PyMethodDef *functions)
+{
+    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *type == NULL || PyModule_AddType(module, *type) < 0
+               ? -1
+               : PyModule_AddFunctions(module, functions);
+}
+
+static int
 cache_exec(PyObject *module)
 {
     struct mn_cache_state *st = PyModule_GetState(module);
@@ -250,7 +259,10 @@ cache_exec(PyObject *module)
         "minato._cache.Refused", "Why there can be no cache in a folder.", PyExc_RuntimeError,
         NULL);
     return st->refused == NULL || PyModule_AddObjectRef(module, "Refused", st->refused) < 0
-                   || mn_cache_add_entry(module, st) < 0 || mn_cache_add_store(module, st) < 0
+                   || add_type(module, &st->entry_type, &mn_cache_entry_spec,
+                               mn_cache_entry_functions) < 0
+                   || add_type(module, &st->store_type, &mn_cache_store_spec,
+                               mn_cache_store_functions) < 0
                    || PyModule_AddIntConstant(module, "LAYOUT", MN_CACHE_LAYOUT) < 0
                    || PyModule_AddIntConstant(module, "MAGIC", (long)MN_CACHE_MAGIC) < 0
                    || PyModule_AddIntConstant(module, "BYTES_MIN", MN_CACHE_BYTES_MIN) < 0

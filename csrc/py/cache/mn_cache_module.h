@@ -22,14 +22,11 @@ struct mn_cache_entry_object {
     struct mn_cache_found found;
 };
 
-int
-mn_cache_add_store(PyObject *module, struct mn_cache_state *st);
-
 /* The client of a Store. */
 struct mn_cache *
 mn_cache_of_store(PyObject *store);
 
-int
-mn_cache_add_entry(PyObject *module, struct mn_cache_state *st);
+extern PyType_Spec mn_cache_store_spec, mn_cache_entry_spec;
+extern PyMethodDef mn_cache_store_functions[], mn_cache_entry_functions[];
 
 #endif

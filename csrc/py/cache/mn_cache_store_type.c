@@ -12,50 +12,38 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mn_attr.h"
 #include "base/mn_error.h"
 #include "os/mn_clock.h"
 
-/* Why the folder cannot hold a cache. Two texts are formatted into text. */
-static const char *
-reason(int refusal, char *text, size_t size)
-{
-    switch (refusal) {
-    case MN_CACHE_NOT_IN_MEMORY:
-        return "it is not on a file system in memory (tmpfs)";
-    case MN_CACHE_FOREIGN:
-        return "it, or the file in it, belongs to another user, is a symbolic link, or lets other "
-               "users write; remove it, or make it yours alone (chmod 700)";
-    case MN_CACHE_TOO_SMALL:
-        return "its file system is too small. Docker gives a container 64 MB unless it is started "
-               "with --shm-size (or --ipc=host)";
-    case MN_CACHE_NO_LOCKS:
-        return "its file system does not lock files or share memory as a local one does";
-    case MN_CACHE_DAMAGED:
-        return "the file in it is damaged";
-    case MN_CACHE_BUSY:
-        (void)snprintf(text, size,
-                       "another process has held the file's lock for %d seconds; it may be stopped",
-                       MN_CACHE_HEADER_WAIT_S);
-        return text;
-    case MN_CACHE_NO_SLOT:
-        (void)snprintf(text, size, "%u processes use the file already", MN_CACHE_SLOTS);
-        return text;
-    case MN_CACHE_OTHER_LAYOUT:
-        return "the file in it was made by another version of minato, in another format";
-    case MN_CACHE_REMOTE:
-        return "it is on a network's file system, or on one that a program provides (FUSE), where "
-               "processes may see different bytes; take a folder on a local disk";
-    case MN_CACHE_NO_RESERVING:
-        return "its file system cannot reserve room for a file (fallocate)";
-    case MN_CACHE_OTHER_FILE:
-        return "a file of the cache's name is in it that no cache has made; move it elsewhere";
-    case MN_CACHE_IN_USE:
-        return "processes use the file";
-    default:
-        (void)snprintf(text, size, "unknown reason (%d)", refusal);
-        return text;
-    }
-}
+#define TEXT(number) TEXT_OF(number)
+#define TEXT_OF(number) #number
+
+/* Why the folder cannot hold a cache. */
+static const char *const reasons[] = {
+    [MN_CACHE_NOT_IN_MEMORY] = "it is not on a file system in memory (tmpfs)",
+    [MN_CACHE_FOREIGN] =
+        "it, or the file in it, belongs to another user, is a symbolic link, or lets other users "
+        "write; remove it, or make it yours alone (chmod 700)",
+    [MN_CACHE_TOO_SMALL] = "its file system is too small. Docker gives a container 64 MB unless it "
+                           "is started with --shm-size (or --ipc=host)",
+    [MN_CACHE_NO_LOCKS] = "its file system does not lock files or share memory as a local one does",
+    [MN_CACHE_DAMAGED] = "the file in it is damaged",
+    [MN_CACHE_BUSY] = "another process has held the file's lock for " TEXT(MN_CACHE_HEADER_WAIT_S)
+                      " seconds; it may be stopped",
+    [MN_CACHE_NO_SLOT] = "1024 processes use the file already",
+    [MN_CACHE_OTHER_LAYOUT] =
+        "the file in it was made by another version of minato, in another format",
+    [MN_CACHE_REMOTE] =
+        "it is on a network's file system, or on one that a program provides (FUSE), where "
+        "processes may see different bytes; take a folder on a local disk",
+    [MN_CACHE_NO_RESERVING] = "its file system cannot reserve room for a file (fallocate)",
+    [MN_CACHE_OTHER_FILE] =
+        "a file of the cache's name is in it that no cache has made; move it elsewhere",
+    [MN_CACHE_IN_USE] = "processes use the file",
+};
+
+MN_STATIC_ASSERT(MN_CACHE_SLOTS == 1024, "a reason says so");
 
 /* 0 for 0, else -1 with OSError, MemoryError or Refused. */
 static int
@@ -72,16 +60,11 @@ raise_for(struct mn_cache_state *st, int rc, const char *folder)
         PyErr_SetFromErrnoWithFilename(PyExc_OSError, folder);
     }
     else {
-        char text[128];
-        const char *why = reason(rc, text, sizeof(text));
-        if (rc == MN_CACHE_DAMAGED || rc == MN_CACHE_OTHER_LAYOUT) {
-            PyErr_Format(st->refused,
-                         "%s cannot hold a cache: %s; `minato cache drop %s` removes it", folder,
-                         why, folder);
-        }
-        else {
-            PyErr_Format(st->refused, "%s cannot hold a cache: %s", folder, why);
-        }
+        bool drop = rc == MN_CACHE_DAMAGED || rc == MN_CACHE_OTHER_LAYOUT;
+        PyErr_Format(st->refused,
+                     drop ? "%s cannot hold a cache: %s; `minato cache drop %s` removes it"
+                          : "%s cannot hold a cache: %s",
+                     folder, reasons[rc], folder);
     }
     return -1;
 }
@@ -432,19 +415,15 @@ stats(PyObject *self, PyObject *Py_UNUSED(ignored))
     if (sum_of(self, &s) < 0) {
         return NULL;
     }
+#define SUM(name, member) name, (unsigned long long)s.member
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sK sK sK sK "
-        "sK sK sK sK sK sK sK sK sK}", "hits",
-        (unsigned long long)s.hits, "hit_bytes", (unsigned long long)s.hit_bytes, "saved_ns",
-        (unsigned long long)s.saved_ns, "misses", (unsigned long long)s.misses, "made_ns",
-        (unsigned long long)s.made_ns, "stored", (unsigned long long)s.stored, "stored_bytes",
-        (unsigned long long)s.stored_bytes, "refused", (unsigned long long)s.refused, "bytes",
-        (unsigned long long)s.bytes, "used_bytes", (unsigned long long)s.used_bytes, "entries",
-        (unsigned long long)s.entries, "recycled", (unsigned long long)s.recycled, "returned",
-        (unsigned long long)s.returned, "processes", (unsigned long long)s.clients, "jobs",
-        (unsigned long long)s.jobs, "largest", (unsigned long long)s.entry_bytes_max, "damaged",
-        (unsigned long long)s.damaged, "parts", (unsigned long long)s.segments, "removed",
-        (unsigned long long)s.name);
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", SUM("hits", hits),
+        SUM("hit_bytes", hit_bytes), SUM("saved_ns", saved_ns), SUM("misses", misses),
+        SUM("made_ns", made_ns), SUM("stored", stored), SUM("stored_bytes", stored_bytes),
+        SUM("refused", refused), SUM("bytes", bytes), SUM("used_bytes", used_bytes),
+        SUM("entries", entries), SUM("recycled", recycled), SUM("returned", returned),
+        SUM("processes", clients), SUM("jobs", jobs), SUM("largest", entry_bytes_max),
+        SUM("damaged", damaged), SUM("parts", segments), SUM("removed", name));
 }
 
 static PyObject *
@@ -580,25 +559,16 @@ static PyType_Slot store_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec store_spec = {
+PyType_Spec mn_cache_store_spec = {
     .name = "minato._cache.Store",
     .basicsize = sizeof(struct store),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = store_slots,
 };
 
-static PyMethodDef functions[] = {
+PyMethodDef mn_cache_store_functions[] = {
     {"parts", parts, METH_O, parts_doc},
     {"drop", drop, METH_VARARGS, drop_doc},
     {"sweep", sweep, METH_VARARGS, sweep_doc},
     {NULL, NULL, 0, NULL},
 };
-
-int
-mn_cache_add_store(PyObject *module, struct mn_cache_state *st)
-{
-    st->store_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &store_spec, NULL);
-    return st->store_type == NULL || PyModule_AddType(module, st->store_type) < 0
-               ? -1
-               : PyModule_AddFunctions(module, functions);
-}
