@@ -17,9 +17,9 @@ from ..dataset_calls import NextSeed
 from .operators import MASK, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, random_bits
 
 if CORE:
-    from .. import _ops
+    from .. import _core, _ops
 else:
-    _ops = Absent()  # type: ignore[assignment]
+    _core = _ops = Absent()  # type: ignore[assignment]
 
 _KEYINGS = {"epoch": 0, "sample": 1}
 #: attributes that determine the samples
@@ -182,7 +182,7 @@ class VolumeDataset:
             made = _ops.Cases(self.pipeline._get(), self.cases, self.repeat, self.with_index,
                               _KEYINGS[self.keyed_by], self.seed & MASK, self._epoch, self._tail,
                               self._places)
-            self._outputs = [(shape, np.dtype(name)) for name, shape in made.fields()]
+            self._outputs = [(shape, np.dtype(name)) for name, shape in _fields(made)]
             # Several threads may make one. No lock, because a fork could leave it locked.
             native = vars(self).setdefault("_native", made)
         return native
@@ -255,7 +255,7 @@ class VolumeDataset:
 
         def volumes(tail: int) -> list[tuple[str, tuple[int, ...]]]:
             cases = _ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, tail)
-            found = cases.fields()[:-1] if tail else cases.fields()
+            found = _fields(cases)[:-1] if tail else _fields(cases)
             return [(np.dtype(name).name, shape) for name, shape in found]
 
         at = [volumes(tail) for tail in range(native.tail_most() + 1)]
@@ -279,8 +279,10 @@ class VolumeDataset:
         asked = self.resident and operators and isinstance(operators[0], crops)
         if not asked or native.tail_most() != tail:
             return None
-        before, after = (_ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, n).fields()
-                         for n in (tail, 0))
+        before, after = (
+            _fields(_ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, n))
+            for n in (tail, 0)
+        )
         both = [(np.dtype(b[0]).name, np.dtype(a[0]).name, b[1]) for b, a in zip(before, after)]
         if any(math.prod(shape) >= 2**32 for _, _, shape in both):
             return None
@@ -302,6 +304,12 @@ class VolumeDataset:
         with mn_native_key. Raises errors from reading the first case's headers.
         """
         return self._get().native()
+
+
+def _fields(cases: _ops.Cases) -> list[tuple[str, tuple[int, ...]]]:
+    """dtype and shape of each part of a sample."""
+    _keying, fields = _core.native_info(cases.native())
+    return [(f"{kind}{itemsize}", shape) for kind, itemsize, shape in fields]
 
 
 def _as_tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:

@@ -150,40 +150,6 @@ dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(fields_doc, "fields() -> [(dtype, shape), ...], shape () for the index");
-
-static PyObject *
-fields(PyObject *object, PyObject *Py_UNUSED(args))
-{
-    const struct mn_native_pipeline *native = &self_of(object)->cases->native;
-    PyObject *list = PyList_New(native->n_fields);
-    for (int32_t i = 0; list != NULL && i < native->n_fields; i++) {
-        const struct mn_native_field *f = &native->fields[i];
-        PyObject *shape = PyTuple_New(f->ndim);
-        for (int32_t axis = 0; shape != NULL && axis < f->ndim; axis++) {
-            PyObject *length = PyLong_FromLongLong(f->shape[axis]);
-            if (length == NULL) {
-                Py_CLEAR(shape);
-                break;
-            }
-            PyTuple_SET_ITEM(shape, axis, length);
-        }
-        PyObject *item = shape != NULL
-                             ? PyUnicode_FromFormat("%c%d", f->kind, (int)f->itemsize)
-                             : NULL;
-        PyObject *pair = item != NULL ? PyTuple_Pack(2, item, shape) : NULL;
-        Py_XDECREF(item);
-        Py_XDECREF(shape);
-        if (pair == NULL) {
-            Py_CLEAR(list);
-        }
-        else {
-            PyList_SET_ITEM(list, i, pair);
-        }
-    }
-    return list;
-}
-
 static int
 run_into(const struct mn_native_pipeline *native, long long index, uint64_t hi, uint64_t lo,
          PyObject *outs)
@@ -268,7 +234,6 @@ native(PyObject *object, PyObject *Py_UNUSED(args))
 }
 
 static PyMethodDef methods[] = {
-    {"fields", fields, METH_NOARGS, fields_doc},
     {"read", read_sample, METH_VARARGS, read_doc},
     {"warm", warm, METH_VARARGS, warm_doc},
     {"native", native, METH_NOARGS, native_doc},
