@@ -25,10 +25,8 @@ found_of(PyObject *self)
 static void
 entry_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     Py_CLEAR(((struct mn_cache_entry_object *)self)->store);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 /* Of a copy's result: 0, or -1 with an exception. */
@@ -307,13 +305,9 @@ static PyType_Slot entry_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_cache_entry_spec = {
-    .name = "minato._cache.Entry",
-    .basicsize = sizeof(struct mn_cache_entry_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
-             | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = entry_slots,
-};
+PyType_Spec mn_cache_entry_spec = {"minato._cache.Entry", sizeof(struct mn_cache_entry_object), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
+                                       | Py_TPFLAGS_IMMUTABLETYPE, entry_slots};
 
 PyMethodDef mn_cache_entry_functions[] = {
     {"fill", fill, METH_VARARGS, fill_doc},

@@ -4,8 +4,7 @@
 #ifndef MN_CACHE_MODULE_H
 #define MN_CACHE_MODULE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "py/module/mn_python.h" /* first */
 
 #include "cache/mn_cache.h"
 

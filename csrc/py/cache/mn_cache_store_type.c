@@ -145,7 +145,6 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void
 store_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     struct store *s = (struct store *)self;
     if (s->cache != NULL) {
         Py_BEGIN_ALLOW_THREADS
@@ -153,8 +152,7 @@ store_dealloc(PyObject *self)
         Py_END_ALLOW_THREADS
     }
     PyMem_Free(s->folder);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 static PyObject *
@@ -559,12 +557,8 @@ static PyType_Slot store_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_cache_store_spec = {
-    .name = "minato._cache.Store",
-    .basicsize = sizeof(struct store),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = store_slots,
-};
+PyType_Spec mn_cache_store_spec = {"minato._cache.Store", sizeof(struct store), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, store_slots};
 
 PyMethodDef mn_cache_store_functions[] = {
     {"parts", parts, METH_O, parts_doc},

@@ -702,7 +702,7 @@ static PyModuleDef_Slot core_slots[] = {
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
 #ifdef Py_MOD_GIL_NOT_USED
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* py/module/mn_critical_section.h */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* py/module/mn_python.h */
 #endif
     {0, NULL},
 };

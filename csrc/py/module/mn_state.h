@@ -6,8 +6,7 @@
 #ifndef MN_STATE_H
 #define MN_STATE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "py/module/mn_python.h" /* first */
 
 #include <stdbool.h>
 #include <stdint.h>

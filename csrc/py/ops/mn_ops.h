@@ -7,8 +7,7 @@
 #ifndef MN_OPS_H
 #define MN_OPS_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "py/module/mn_python.h" /* first */
 
 #include "ops/mn_pipeline.h"
 #include "py/ops/mn_ops_raise.h"

@@ -139,15 +139,13 @@ traverse(PyObject *object, visitproc visit, void *arg)
 static void
 dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     mn_cases_close(self_of(object)->cases);
     if (self_of(object)->epoch.obj != NULL) {
         PyBuffer_Release(&self_of(object)->epoch);
     }
     Py_XDECREF(self_of(object)->pipeline);
-    type->tp_free(object);
-    Py_DECREF(type);
+    mn_free_object(object);
 }
 
 static int
@@ -250,9 +248,6 @@ static PyType_Slot type_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_ops_cases_spec = {
-    .name = "minato._ops.Cases",
-    .basicsize = sizeof(struct mn_ops_cases),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = type_slots,
-};
+PyType_Spec mn_ops_cases_spec = {"minato._ops.Cases", sizeof(struct mn_ops_cases), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC
+                                     | Py_TPFLAGS_IMMUTABLETYPE, type_slots};

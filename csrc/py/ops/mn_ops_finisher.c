@@ -244,9 +244,7 @@ new_finisher(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 static void
 dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    type->tp_free(object);
-    Py_DECREF(type);
+    mn_free_object(object);
 }
 
 /* Reads (samples, channels, depth, height, width). */
@@ -324,9 +322,5 @@ static PyType_Slot type_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_ops_finisher_spec = {
-    .name = "minato._ops.Finisher",
-    .basicsize = sizeof(struct mn_ops_finisher),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = type_slots,
-};
+PyType_Spec mn_ops_finisher_spec = {"minato._ops.Finisher", sizeof(struct mn_ops_finisher), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, type_slots};

@@ -307,7 +307,6 @@ static void
 dealloc(PyObject *object)
 {
     struct mn_ops_photos *self = self_of(object);
-    PyTypeObject *type = Py_TYPE(object);
     for (Py_ssize_t i = 0; i < self->n; i++) {
         free(self->photos.paths[i]);
     }
@@ -315,8 +314,7 @@ dealloc(PyObject *object)
     PyBuffer_Release(&self->targets);
     PyBuffer_Release(&self->table);
     Py_XDECREF(self->library);
-    type->tp_free(object);
-    Py_DECREF(type);
+    mn_free_object(object);
 }
 
 PyDoc_STRVAR(job_doc,
@@ -367,9 +365,5 @@ static PyType_Slot type_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_ops_photos_spec = {
-    .name = "minato._ops.Photos",
-    .basicsize = sizeof(struct mn_ops_photos),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = type_slots,
-};
+PyType_Spec mn_ops_photos_spec = {"minato._ops.Photos", sizeof(struct mn_ops_photos), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, type_slots};

@@ -127,12 +127,10 @@ traverse(PyObject *object, visitproc visit, void *arg)
 static void
 dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     mn_pipeline_close(self_of(object)->pipeline);
     Py_XDECREF(self_of(object)->capsules);
-    type->tp_free(object);
-    Py_DECREF(type);
+    mn_free_object(object);
 }
 
 /* -- Running --------------------------------------------------------------------------- */
@@ -536,9 +534,6 @@ static PyType_Slot type_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_ops_pipeline_spec = {
-    .name = "minato._ops.Pipeline",
-    .basicsize = sizeof(struct mn_ops_pipeline),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = type_slots,
-};
+PyType_Spec mn_ops_pipeline_spec = {"minato._ops.Pipeline", sizeof(struct mn_ops_pipeline), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC
+                                        | Py_TPFLAGS_IMMUTABLETYPE, type_slots};

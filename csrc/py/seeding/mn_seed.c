@@ -7,7 +7,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "py/module/mn_critical_section.h"
 #include "py/seeding/mn_seed_mix.h"
 
 /* ---- finding out, after each sample, that the dataset has made new generators ----
@@ -418,12 +417,10 @@ seeder_clear(PyObject *op)
 static void
 seeder_dealloc(PyObject *op)
 {
-    PyTypeObject *type = Py_TYPE(op);
     PyObject_GC_UnTrack(op);
     seeder_clear(op);
     PyMem_Free(((struct mn_seeder *)op)->targets);
-    type->tp_free(op);
-    Py_DECREF(type);
+    mn_free_object(op);
 }
 
 /* ---- seeding ------------------------------------------------------------------------ */
@@ -719,9 +716,6 @@ static PyType_Slot seeder_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_seeder_spec = {
-    .name = "minato._core.Seeder",
-    .basicsize = sizeof(struct mn_seeder),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = seeder_slots,
-};
+PyType_Spec mn_seeder_spec = {"minato._core.Seeder", sizeof(struct mn_seeder), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC
+                                  | Py_TPFLAGS_IMMUTABLETYPE, seeder_slots};

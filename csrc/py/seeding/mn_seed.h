@@ -25,8 +25,7 @@
 #ifndef MN_SEED_H
 #define MN_SEED_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "py/module/mn_python.h" /* first */
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/mn_attr.h"
-#include "py/module/mn_critical_section.h"
 
 #define MT_TOP_BIT 0x80000000u
 

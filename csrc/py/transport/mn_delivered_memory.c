@@ -315,10 +315,8 @@ view_guard(PyObject *self, PyObject *tensor)
 static void
 view_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     mn_hold_release(((struct mn_arena_view *)self)->hold);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 static PyMethodDef view_methods[] = {
@@ -335,13 +333,9 @@ static PyType_Slot view_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_arena_view_spec = {
-    .name = "minato._core.ArenaView",
-    .basicsize = sizeof(struct mn_arena_view),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
-             | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = view_slots,
-};
+PyType_Spec mn_arena_view_spec = {"minato._core.ArenaView", sizeof(struct mn_arena_view), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
+                                      | Py_TPFLAGS_IMMUTABLETYPE, view_slots};
 
 PyObject *
 mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)

@@ -7,7 +7,6 @@
 #define NO_IMPORT_ARRAY
 
 #include "engine/mn_engine_snapshot.h"
-#include "py/module/mn_critical_section.h"
 #include "py/module/mn_numpy.h"
 #include "py/transport/mn_layout.h"
 

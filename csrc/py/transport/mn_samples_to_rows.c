@@ -7,7 +7,6 @@
 
 #define NO_IMPORT_ARRAY
 #include "py/module/mn_numpy.h"
-#include "py/module/mn_critical_section.h"
 
 /* ---- building ---------------------------------------------------------------------- */
 
@@ -177,15 +176,13 @@ static void
 layout_dealloc(PyObject *self)
 {
     struct mn_layout *l = (struct mn_layout *)self;
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     layout_clear(self);
     Py_XDECREF(l->description);
     for (uint32_t i = 0; i < l->nnodes; i++) {
         PyMem_Free(l->nodes[i].shape);
     }
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 /* ---- encoding ---------------------------------------------------------------------- */
@@ -556,9 +553,6 @@ static PyType_Slot layout_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_layout_spec = {
-    .name = "minato._core.Layout",
-    .basicsize = sizeof(struct mn_layout),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = layout_slots,
-};
+PyType_Spec mn_layout_spec = {"minato._core.Layout", sizeof(struct mn_layout), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC
+                                  | Py_TPFLAGS_IMMUTABLETYPE, layout_slots};

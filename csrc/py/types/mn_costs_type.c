@@ -7,7 +7,6 @@
 
 #include "engine/mn_shared_costs.h"
 #include "os/mn_proc.h"
-#include "py/module/mn_critical_section.h"
 #include "py/module/mn_state.h"
 
 struct costs_object {
@@ -82,12 +81,10 @@ costs_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void
 costs_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     if (((struct costs_object *)self)->open) {
         mn_shared_costs_fini(own(self)); /* a held lock must not be destroyed */
     }
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 static PyObject *
@@ -349,9 +346,5 @@ static PyType_Slot costs_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_costs_spec = {
-    .name = "minato._core.CostModel",
-    .basicsize = sizeof(struct costs_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = costs_slots,
-};
+PyType_Spec mn_costs_spec = {"minato._core.CostModel", sizeof(struct costs_object), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, costs_slots};

@@ -149,12 +149,10 @@ static void
 dealloc(PyObject *self)
 {
     struct mn_block_object *b = (struct mn_block_object *)self;
-    PyTypeObject *type = Py_TYPE(self);
     Py_DECREF(b->engine);
     Py_XDECREF(b->layout);
     Py_XDECREF(b->runs);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 static PyObject *
@@ -201,12 +199,9 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_block_spec = {
-    .name = "minato._core.Block",
-    .basicsize = sizeof(struct mn_block_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = slots,
-};
+PyType_Spec mn_block_spec = {"minato._core.Block", sizeof(struct mn_block_object), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
+                                 | Py_TPFLAGS_IMMUTABLETYPE, slots};
 
 /* ---- Epoch: values that are the same for every batch of an epoch ----
  *
@@ -261,11 +256,9 @@ traverse(PyObject *self, visitproc visit, void *arg)
 static void
 epoch_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_XDECREF(((struct mn_epoch *)self)->dumps);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 static PyMemberDef epoch_members[] = {
@@ -294,9 +287,6 @@ static PyType_Slot epoch_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_epoch_spec = {
-    .name = "minato._core.Epoch",
-    .basicsize = sizeof(struct mn_epoch),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = epoch_slots,
-};
+PyType_Spec mn_epoch_spec = {"minato._core.Epoch", sizeof(struct mn_epoch), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE
+                                 | Py_TPFLAGS_HAVE_GC, epoch_slots};

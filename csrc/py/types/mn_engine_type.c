@@ -3,7 +3,7 @@
  *
  * One Engine belongs to one iterator and to the process that made it. The iterating thread calls
  * its methods; wait() and close() release the GIL. A call from another thread waits until no thread
- * is in a method, except where that method sleeps (mn_critical_section.h).
+ * is in a method, except where that method sleeps (mn_python.h).
  */
 #define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>
@@ -12,7 +12,6 @@
 
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
-#include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 
 /* Converts seconds. A time too long for a count of nanoseconds means never; a time below one
@@ -108,7 +107,6 @@ static void
 engine_dealloc(PyObject *self)
 {
     struct mn_engine_object *o = (struct mn_engine_object *)self;
-    PyTypeObject *type = Py_TYPE(self);
     if (o->engine != NULL && o->pid == mn_proc_self()) {
         mn_engine_stop(o->engine);
         Py_BEGIN_ALLOW_THREADS
@@ -117,8 +115,7 @@ engine_dealloc(PyObject *self)
     }
     Py_XDECREF(o->costs);
     mn_engine_forget_posted(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 const char mn_engine_start_doc[] =
@@ -335,9 +332,5 @@ static PyType_Slot engine_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_engine_spec = {
-    .name = "minato._core.Engine",
-    .basicsize = sizeof(struct mn_engine_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = engine_slots,
-};
+PyType_Spec mn_engine_spec = {"minato._core.Engine", sizeof(struct mn_engine_object), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, engine_slots};

@@ -2,7 +2,6 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/mn_error.h"
-#include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 
 #include <errno.h>

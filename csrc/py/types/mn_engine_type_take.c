@@ -1,7 +1,6 @@
 /* mn_engine_type_take.c - done blocks of an Engine as batches.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "py/module/mn_critical_section.h"
 #include "py/types/mn_engine_object.h"
 
 #include <stddef.h>
@@ -445,11 +444,9 @@ deliver(struct mn_delivery *h, const struct grant *g)
 static void
 dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     drop(&((struct mn_delivery *)self)->grant);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 static PyObject *
@@ -553,9 +550,6 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_delivery_spec = {
-    .name = "minato._core.HandsOut",
-    .basicsize = sizeof(struct mn_delivery),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = slots,
-};
+PyType_Spec mn_delivery_spec = {"minato._core.HandsOut", sizeof(struct mn_delivery), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE
+                                    | Py_TPFLAGS_HAVE_GC, slots};

@@ -29,15 +29,13 @@ let_go(struct mn_engine *e, const char *at, uint64_t bytes)
 static void
 lock_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     struct mn_pagelock *p = (struct mn_pagelock *)self;
     if (p->pid == mn_proc_self()) { /* a forked copy neither locks nor frees */
         Py_BEGIN_ALLOW_THREADS /* the driver may be busy with another thread */
         let_go(p->engine, p->at, p->bytes);
         Py_END_ALLOW_THREADS
     }
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 /* Returns where copies must be cut: offsets in the range at which another chunk begins. */
@@ -66,13 +64,9 @@ static PyType_Slot lock_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_pagelock_spec = {
-    .name = "minato._core.PageLock",
-    .basicsize = sizeof(struct mn_pagelock),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
-             | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = lock_slots,
-};
+PyType_Spec mn_pagelock_spec = {"minato._core.PageLock", sizeof(struct mn_pagelock), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION
+                                    | Py_TPFLAGS_IMMUTABLETYPE, lock_slots};
 
 /* ---- methods of Engine ------------------------------------------------------------------- */
 

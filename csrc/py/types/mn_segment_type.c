@@ -47,13 +47,11 @@ static void
 segment_dealloc(PyObject *self)
 {
     struct mn_segment *s = (struct mn_segment *)self;
-    PyTypeObject *type = Py_TYPE(self);
     if (s->owner == NULL) {
         mn_memfd_unmap(s->shm.base, s->bytes);
     }
     Py_XDECREF(s->owner);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 static struct mn_worker *
@@ -335,9 +333,5 @@ static PyType_Slot segment_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_segment_spec = {
-    .name = "minato._core.Segment",
-    .basicsize = sizeof(struct mn_segment),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = segment_slots,
-};
+PyType_Spec mn_segment_spec = {"minato._core.Segment", sizeof(struct mn_segment), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, segment_slots};

@@ -7,7 +7,6 @@
  */
 #include "base/mn_error.h"
 #include "engine/mn_batches.h"
-#include "py/module/mn_critical_section.h"
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
 #include "workers/mn_records.h"
@@ -426,14 +425,12 @@ worker_clear(PyObject *self)
 static void
 worker_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     worker_clear(self);
     mn_native_close(((struct mn_worker_object *)self)->native);
     /* Not earlier: it keeps the mapping alive, which side points into. */
     Py_CLEAR(((struct mn_worker_object *)self)->segment);
-    type->tp_free(self);
-    Py_DECREF(type);
+    mn_free_object(self);
 }
 
 /* Returns MN_OK, MN_EMPTY after a second without a task, or MN_CLOSED on stop. */
@@ -759,9 +756,6 @@ static PyType_Slot worker_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_worker_spec = {
-    .name = "minato._core.Worker",
-    .basicsize = sizeof(struct mn_worker_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = worker_slots,
-};
+PyType_Spec mn_worker_spec = {"minato._core.Worker", sizeof(struct mn_worker_object), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC
+                                  | Py_TPFLAGS_IMMUTABLETYPE, worker_slots};

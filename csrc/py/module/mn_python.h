@@ -1,4 +1,4 @@
-/* mn_critical_section.h - objects that several threads use, with or without the GIL.
+/* mn_python.h - Python.h, and what objects that several threads use need of it in each version.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A method of an object with state runs in a critical section of the object. Without the GIL that
@@ -7,8 +7,8 @@
  * Lists and dictionaries of the program may be changed by other threads while we read them. So they
  * are read by functions that return our own references.
  */
-#ifndef MN_CRITICAL_SECTION_H
-#define MN_CRITICAL_SECTION_H
+#ifndef MN_PYTHON_H
+#define MN_PYTHON_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -23,5 +23,14 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
     return Py_XNewRef(PyList_GetItem(list, i));
 }
 #endif
+
+/* Ends tp_dealloc: frees an object that refers to nothing any more but its type. */
+static inline void
+mn_free_object(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
 
 #endif
