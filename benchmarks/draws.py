@@ -77,7 +77,7 @@ def measure(folder: Path, held_out: int) -> list[dict[str, Any]]:
     dataset = VolumeDataset(cases, transforms.train_transforms((128,) * 3))
     model, unhinted, seeder = CostModel(len(cases)), CostModel(len(cases)), make_seeder([])
     unhinted.tell_bytes(array("q", range(len(cases))), array("q", [c.nbytes for c in cases]))
-    keys = Seeder._from_plans([])
+    keys = Seeder([])
     rows = []
     total = TAUGHT * len(cases) + held_out
     for place in range(total):

@@ -29,14 +29,14 @@ Step = Callable[[int], Any]
 def only(label: str, force: str | None = None) -> Step:
     """Seeding of one global generator."""
     entries = [e for e in generator_states.plan_all((), (), force) if e[0] == label]
-    seed = Seeder._from_plans(entries).seed
+    seed = Seeder(entries).seed
     return lambda position: seed(1, 2, position)
 
 
 def private(*generators: Any) -> Step:
     """Seeding of private generators alone."""
     entries = generator_states.plan_all(generators, (), None)[3:]
-    seed = Seeder._from_plans(entries).seed
+    seed = Seeder(entries).seed
     return lambda position: seed(1, 2, position)
 
 
@@ -45,7 +45,7 @@ def looked_at(objects: int) -> Step:
     dataset = [types.SimpleNamespace(**dict.fromkeys("abcdefgh", (1,))) for _ in range(objects)]
     dicts = [vars(one) for one in dataset]
     near = find_generators.WATCHED // 8
-    seeder = Seeder._from_plans([])
+    seeder = Seeder([])
     seeder.watch(dicts[:near], dicts[near:], lambda of_epoch: None, 0, ())
     return lambda position: seeder.renew()
 
@@ -57,9 +57,9 @@ def seed_functions(position: int) -> None:
 
 
 def parts() -> dict[str, Step]:
-    seed_all = Seeder().seed
-    seed_api = Seeder(force="setstate").seed
-    nothing = Seeder._from_plans([]).seed
+    seed_all = Seeder(generator_states.plan_all()).seed
+    seed_api = Seeder(generator_states.plan_all(force="setstate")).seed
+    nothing = Seeder([]).seed
     return {
         "call without generators": lambda p: nothing(1, 2, p),
         "all three globals": lambda p: seed_all(1, 2, p),

@@ -633,13 +633,7 @@ _News: TypeAlias = tuple[
 
 @final
 class Seeder:
-    def __new__(
-        cls,
-        private: Sequence[object] = (),
-        *,
-        hooks: Sequence[Callable[[int], object]] = (),
-        force: Literal["setstate"] | None = None,
-    ) -> Seeder: ...
+    def __new__(cls, plans: Sequence[tuple[Any, ...]]) -> Seeder: ...
     def seed(self, base_seed: int, epoch: int, position: int, domain: int = 0) -> None: ...
     def sample(
         self, base_seed: int, epoch: int, position: int, hook: int, /
@@ -670,5 +664,3 @@ class Seeder:
         vector: bool = True,
         wide: bool = False,
     ) -> tuple[bytes, int]: ...
-    @classmethod
-    def _from_plans(cls, plans: Sequence[tuple[Any, ...]], /) -> Seeder: ...

@@ -30,6 +30,7 @@ from .keys import canonical
 
 if CORE:
     from .._core import Seeder
+    from ..seeding.generator_states import plan_all
     from ..seeding.order_generators import numpy_words
     from ..worker_info import is_worker_thread
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def seeded(digest: bytes, generators: dict[str, Any], tell: Callable[[str], None
 @functools.lru_cache(maxsize=1)
 def _seeder(_bits: Any) -> Seeder:
     """Of the global generators; NumPy's may get other bits."""
-    return Seeder()
+    return Seeder(plan_all())
 
 
 def _copy_of(generator: Any, base: type) -> Callable[[], object]:

@@ -124,7 +124,7 @@ class CostHints:
 
     def _seed(self, place: int, hook: int) -> int:
         if self._seeder is None:
-            self._seeder = Seeder._from_plans([])
+            self._seeder = Seeder([])
             self._seeder.share(self._ranks)
         return sample_seed(*self._seeder.sample(*self._place, place, hook))
 

@@ -51,7 +51,7 @@ class _OfThisThread(threading.local):
         if stream not in self.made:
             made = make()
             ((_, _, plan, _),) = plan_private([made], [])
-            self.made[stream] = made, Seeder._from_plans([("draws", stream, plan)])
+            self.made[stream] = made, Seeder([("draws", stream, plan)])
         generator: _T
         generator, seeder = self.made[stream]
         seeder.put(*key)

@@ -479,7 +479,7 @@ class Growing:
         return {id(g): (g, own_seed(g)) for g in generators if g is not self._of_loader}
 
     def _seeder(self) -> Seeder:
-        seeder = Seeder._from_plans([*plan_all((), (), None), *self._plans()])
+        seeder = Seeder([*plan_all(), *self._plans()])
         self._watch(seeder, GLOBALS)
         return seeder
 
@@ -525,7 +525,7 @@ class _GrowingInThread(Growing):
     """The same for a thread, which leaves alone the generators that others draw from."""
 
     def _seeder(self) -> Seeder:
-        seeder = Seeder._from_plans(self._plans())
+        seeder = Seeder(self._plans())
         self._watch(seeder, 0)
         return seeder
 

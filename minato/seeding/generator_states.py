@@ -175,7 +175,7 @@ def _probe_words(n: int, position: int) -> bytes:
 
 def _seeded_by(plan: Plan) -> tuple[bytes, int]:
     """Lets a Seeder carry out a plan; returns the raw words and the seed that it used."""
-    Seeder._from_plans([("probe", STREAM_PRIVATE, plan)]).seed(1, 2, 3)
+    Seeder([("probe", STREAM_PRIVATE, plan)]).seed(1, 2, 3)
     return Seeder._words(1, 2, 3, 0, STREAM_PRIVATE, _MT_WORDS)
 
 
@@ -598,9 +598,12 @@ def opencv_plans(keeps_own: bool) -> list[tuple[Any, ...]]:
     return [("cv2", STREAM_OPENCV, ("hook", lambda seed: set_seed(seed >> 32)), own)]
 
 
-def plan_all(private: Iterable[Any], hooks: Iterable[Any],
-             force: str | None) -> list[tuple[Any, ...]]:
-    """Called by Seeder: (label, stream, plan) of all its targets in order."""
+def plan_all(private: Iterable[Any] = (), hooks: Iterable[Any] = (),
+             force: str | None = None) -> list[tuple[Any, ...]]:
+    """Plans for a Seeder of the global generators, of private ones in a fixed order (it decides
+    their streams), and of functions that take a 63-bit seed, called after all generators are
+    seeded. force: "setstate" uses the public APIs throughout, with the same states; for tests.
+    Raises TypeError for a private generator of an unknown kind."""
     if force not in (None, "setstate"):
         raise ValueError(f"force must be None or 'setstate', not {force!r}")
     return [*_globals(force), *plan_private(private, hooks, force)]

@@ -206,7 +206,7 @@ class _Runner(Runner):
     def _begin(self, _number: int) -> None:
         if self._hook is not None:
             plan = "seed_sample", STREAM_HOOK, ("hook", self._hook)
-            self.seeder = _core.Seeder._from_plans([plan])
+            self.seeder = _core.Seeder([plan])
 
     def answer(self, task: Task, mark: Callable[[int], None]) -> Any:
         """The answer to a task. C may have made its rows up to one that failed."""

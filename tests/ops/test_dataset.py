@@ -418,7 +418,7 @@ def lesions(tmp_path):
 
 @pytest.mark.parametrize("keyed_by", ["epoch", "sample"])
 def test_hint_knows_which_samples_crop_around_foreground(lesions, keyed_by):
-    seeder = minato._core.Seeder._from_plans([])
+    seeder = minato._core.Seeder([])
     crop = ops.RandBalancedCrop(4, 0.5, keep_boxes=False)
     dataset = ops.VolumeDataset(lesions, ops.Pipeline([ops.ReadNpy(), crop]), keyed_by=keyed_by,
                                 repeat=40)

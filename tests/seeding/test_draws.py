@@ -17,7 +17,7 @@ from minato.seeding.find_generators import make_seeder
 
 
 def seed_of(position: int, hook: int = 0, ranks: tuple[int, int, int] | None = None) -> SampleSeed:
-    seeder = Seeder._from_plans([])
+    seeder = Seeder([])
     if ranks is not None:
         seeder.share(ranks)
     return sample_seed(*seeder.sample(11, 2, position, hook))

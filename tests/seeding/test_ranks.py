@@ -18,8 +18,9 @@ from torch.utils.data import (
 )
 
 import minato
-from minato._core import Seeder
 from minato.seeding.ranks import ALONE, Ranks, ranks_of
+
+from . import seeder_of
 
 LENGTH = 24
 
@@ -310,7 +311,7 @@ def test_torch_distributed_outranks_the_environment(
 
 
 def first_draw(ranks: tuple[int, int, int], *place: int) -> int:
-    seeder = Seeder()
+    seeder = seeder_of()
     seeder.share(ranks)
     seeder.seed(*place)
     return torch.initial_seed()
@@ -340,4 +341,4 @@ def test_seeder_without_world_changes_nothing_on_rank_zero() -> None:
 @pytest.mark.parametrize("ranks", [(2, 2, 1), (0, 1, 0), (0, 1), None, ("0", 1, 1)])
 def test_seeder_refuses_invalid_ranks(ranks: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        Seeder().share(ranks)
+        seeder_of().share(ranks)

@@ -22,6 +22,8 @@ from minato._core import Seeder
 from minato.seeding import generator_states
 from minato.workers.fetching import BY_INDEX
 
+from . import seeder_of
+
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 KEYS = [(0, 0, 0, 0), (1, 2, 3, 1), (MASK64, MASK64, MASK64, MASK32), (12345, 7, 1 << 40, 0)]
 DEADLINE_S = 120
@@ -117,7 +119,7 @@ def test_c_words_equal_python_reference(key: Any, vector: bool, wide: bool) -> N
 
 def test_first_draws_are_pinned() -> None:
     """A change here changes every seeded run of every user."""
-    Seeder().seed(0, 0, 0)
+    seeder_of().seed(0, 0, 0)
     assert random.getrandbits(32) == 534625117
     assert np.random.randint(1 << 32) == 643135993
     assert torch.initial_seed() == 6285092871853433163
@@ -135,7 +137,7 @@ def mt_words(key: tuple[int, int, int, int], stream: int) -> list[int]:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_globals_are_filled_with_the_streams_words(key: Any) -> None:
-    seeder = Seeder()
+    seeder = seeder_of()
     assert seeder.describe() == dict.fromkeys(("random", "numpy", "torch"), "filled")
     seeder.seed(*key)
     assert random.getstate() == (3, (*mt_words(key, 1), 624), None)
@@ -151,7 +153,7 @@ def test_globals_are_filled_with_the_streams_words(key: Any) -> None:
 def test_draws_follow_the_words() -> None:
     """The same words set through other generators' public APIs draw the same numbers."""
     key = (3, 1, 4, 0)
-    Seeder().seed(*key)
+    seeder_of().seed(*key)
     twins = [random.Random() for _ in range(3)]
     for stream, rng in enumerate(twins, 1):
         rng.setstate((3, (*mt_words(key, stream), 624), None))
@@ -162,7 +164,7 @@ def test_draws_follow_the_words() -> None:
 
 
 def test_domain_defaults_to_samples_and_batches_differ() -> None:
-    seeder, states = Seeder(), []
+    seeder, states = seeder_of(), []
     for args in ((1, 2, 3), (1, 2, 3, 0), (1, 2, 3, 1)):
         seeder.seed(*args)
         states.append(global_states())
@@ -172,7 +174,7 @@ def test_domain_defaults_to_samples_and_batches_differ() -> None:
 
 def test_seeds_by_index_are_alike_on_dealt_ranks() -> None:
     def states(ranks: tuple[int, int, int], place: int) -> Any:
-        seeder = Seeder()
+        seeder = seeder_of()
         seeder.share(ranks)
         seeder.seed(1, 2, place)
         return global_states()
@@ -184,7 +186,7 @@ def test_seeds_by_index_are_alike_on_dealt_ranks() -> None:
 
 
 def test_words_depend_on_key_parts_and_stream() -> None:
-    seeder, seen = Seeder([np.random.PCG64(), random.Random()]), set()
+    seeder, seen = seeder_of([np.random.PCG64(), random.Random()]), set()
     keys = [(b, e, p, d) for b in range(3) for e in range(3) for p in range(3) for d in (0, 1)]
     for key in keys:
         seeder.seed(*key)
@@ -197,7 +199,7 @@ def test_words_depend_on_key_parts_and_stream() -> None:
 def test_private_fill_equals_public_api(name: str) -> None:
     filled, by_api = PRIVATE[name](), PRIVATE[name]()
     other = np.random.PCG64(1)  # so that the one tested is not the first
-    fill, api = Seeder([other, filled]), Seeder([other, by_api], force="setstate")
+    fill, api = seeder_of([other, filled]), seeder_of([other, by_api], force="setstate")
     assert list(fill.describe().values()) == ["filled"] * 5
     assert list(api.describe().values()) == ["setstate"] * 5
     states = []
@@ -231,8 +233,8 @@ def use_up(obj: Any) -> None:
 def test_caches_do_not_leak_into_the_next_sample(name: str) -> None:
     used, fresh = PRIVATE[name](), PRIVATE[name]()
     use_up(used)
-    Seeder([used]).seed(1, 1, 1)
-    Seeder([fresh]).seed(1, 1, 1)
+    seeder_of([used]).seed(1, 1, 1)
+    seeder_of([fresh]).seed(1, 1, 1)
     assert public_state(used) == public_state(fresh)
     use_up(used)
     use_up(fresh)
@@ -240,7 +242,7 @@ def test_caches_do_not_leak_into_the_next_sample(name: str) -> None:
 
 
 def test_cached_values_of_the_globals_are_dropped() -> None:
-    seeder = Seeder()
+    seeder = seeder_of()
 
     def draw() -> list[float]:
         return [random.gauss(0, 1), np.random.normal(), float(torch.randn(()))]
@@ -257,13 +259,13 @@ def test_cached_half_word_is_dropped() -> None:
     rng = np.random.Generator(np.random.PCG64(1))
     rng.integers(1 << 32, size=1, dtype=np.uint32)
     assert rng.bit_generator.state["has_uint32"] == 1
-    Seeder([rng]).seed(1, 1, 1)
+    seeder_of([rng]).seed(1, 1, 1)
     assert rng.bit_generator.state["has_uint32"] == 0
 
 
 @pytest.mark.parametrize("name", BIT_GENERATORS)
 def test_swapped_global_bit_generator_is_followed(name: str) -> None:
-    seeder = Seeder()
+    seeder = seeder_of()
     original = np.random.get_bit_generator()
     seeder.seed(1, 2, 3)
     before = global_states()
@@ -277,7 +279,7 @@ def test_swapped_global_bit_generator_is_followed(name: str) -> None:
     assert (state["has_gauss"], state["gauss"]) == (0, 0.0)
     assert public_state(original) == untouched
     by_fill = public_state(swapped)
-    Seeder(force="setstate").seed(1, 2, 3)
+    seeder_of(force="setstate").seed(1, 2, 3)
     assert public_state(swapped) == by_fill
     np.random.set_bit_generator(original)
     seeder.seed(1, 2, 3)
@@ -296,7 +298,7 @@ class Hopeless(np.random.PCG64):
 
 def test_foreign_bit_generator_goes_through_its_own_class() -> None:
     rng = np.random.Generator(Foreign(1))
-    seeder = Seeder([rng])
+    seeder = seeder_of([rng])
     assert seeder.describe()["private[0] Generator(Foreign)"] == "setstate"
     drawn = []
     for position in (5, 5, 6):
@@ -307,7 +309,7 @@ def test_foreign_bit_generator_goes_through_its_own_class() -> None:
 
 def test_bit_generator_without_a_state_is_left_alone() -> None:
     rng = np.random.Generator(Hopeless(1))
-    seeder = Seeder([rng])
+    seeder = seeder_of([rng])
     assert seeder.describe()["private[0] Generator(Hopeless)"] == "absent"
     seeder.seed(1, 1, 1)
 
@@ -327,7 +329,7 @@ class Counting(random.Random):
 
 def test_random_subclass_uses_its_own_seed_method() -> None:
     rng = Counting()
-    seeder = Seeder([rng])
+    seeder = seeder_of([rng])
     assert seeder.describe()["private[0] Counting"] == "called"
     seeder.seed(1, 2, 3)
     assert rng.at == twin((1, 2, 3, 0), 16, 0)[1]
@@ -336,27 +338,27 @@ def test_random_subclass_uses_its_own_seed_method() -> None:
 @pytest.mark.parametrize("obj", [None, 3, "x", np.random, random.random, object()])
 def test_non_generators_are_refused(obj: Any) -> None:
     with pytest.raises(TypeError, match="cannot seed"):
-        Seeder([obj])
+        seeder_of([obj])
 
 
 @pytest.mark.parametrize("args", [(-1, 0, 0), (0, 1 << 64, 0), (0, 0, -5), (0, 0, 0, 1 << 32)])
 def test_numbers_that_do_not_fit_are_refused(args: Any) -> None:
     before = global_states()
     with pytest.raises(OverflowError):
-        Seeder().seed(*args)
+        seeder_of().seed(*args)
     assert global_states() == before
 
 
 def test_arguments_are_checked() -> None:
     with pytest.raises(TypeError):
-        Seeder().seed(0, 0.5, 0)
+        seeder_of().seed(0, 0.5, 0)
     with pytest.raises(TypeError):
-        Seeder().seed(0, 0)
+        seeder_of().seed(0, 0)
     with pytest.raises(TypeError, match="callable"):
-        Seeder(hooks=[3])
+        seeder_of(hooks=[3])
     with pytest.raises(ValueError, match="force"):
-        Seeder(force="fill")
-    Seeder().seed(np.int64(1), np.uint8(2), True)
+        seeder_of(force="fill")
+    seeder_of().seed(np.int64(1), np.uint8(2), True)
 
 
 # ---- hooks ----------------------------------------------------------------------------
@@ -369,7 +371,7 @@ def test_hooks_get_their_own_seeds_after_all_generators() -> None:
         assert rng.getstate()[1][:-1] == tuple(mt_words(key, 16))
         seeds.append(seed)
 
-    seeder = Seeder([rng], hooks=[first, seeds.append])
+    seeder = seeder_of([rng], hooks=[first, seeds.append])
     assert seeder.describe()["seed_sample[1]"] == "called"
     seeder.seed(*key)
     assert seeds == [twin(key, 4, 0)[1], twin(key, 4 + (1 << 32), 0)[1]]
@@ -381,7 +383,7 @@ def test_hook_errors_pass_through() -> None:
         raise KeyError("from the hook")
 
     with pytest.raises(KeyError, match="from the hook"):
-        Seeder(hooks=[hook]).seed(0, 0, 0)
+        seeder_of(hooks=[hook]).seed(0, 0, 0)
 
 
 # ---- probing --------------------------------------------------------------------------
@@ -391,10 +393,10 @@ def test_hook_errors_pass_through() -> None:
 def test_unknown_layout_falls_back_to_the_same_bytes(
         layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     private = [PRIVATE[n]() for n in PRIVATE]
-    Seeder(private).seed(1, 2, 3)
+    seeder_of(private).seed(1, 2, 3)
     filled = [public_state(g) for g in private], global_states()
     monkeypatch.setattr(generator_states, layout, lambda *args: None)
-    seeder = Seeder(private)
+    seeder = seeder_of(private)
     assert "setstate" in seeder.describe().values()
     seeder.seed(7, 7, 7)
     assert ([public_state(g) for g in private], global_states()) != filled
@@ -404,7 +406,7 @@ def test_unknown_layout_falls_back_to_the_same_bytes(
 
 def test_unknown_torch_blob_falls_back_to_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator_states, "_torch_layout", lambda: None)
-    seeder = Seeder()
+    seeder = seeder_of()
     assert seeder.describe()["torch"] == "called"
     seeder.seed(1, 2, 3)
     assert torch.initial_seed() == twin((1, 2, 3, 0), 3, 0)[1]
@@ -477,7 +479,7 @@ def test_workers_inherit_probes(method: str) -> None:
 def test_offsets_outside_the_object_are_refused(runs: Any, fixed: Any) -> None:
     plan = ("fill", random.Random(), None, None, 624, 0, 0, runs, fixed)
     with pytest.raises(ValueError):
-        Seeder._from_plans([("x", 1, plan)])
+        Seeder([("x", 1, plan)])
 
 
 def test_import_and_probes_leave_the_globals_alone() -> None:
@@ -517,7 +519,7 @@ def locked_seeder(lock: FakeLock) -> Seeder:
     plan = list(generator_states.plan_bitgen(np.random.PCG64(1)))
     assert plan[0] == "fill"
     plan[2] = lock
-    return Seeder._from_plans([("locked", 16, tuple(plan))])
+    return Seeder([("locked", 16, tuple(plan))])
 
 
 def test_lock_is_taken_only_with_other_threads() -> None:
@@ -548,7 +550,7 @@ def draw_all(seeder: Seeder, private: list[Any]) -> list[Any]:
 
 def child_draws(connection: Any) -> None:
     private = [PRIVATE[n]() for n in PRIVATE]
-    connection.send(draw_all(Seeder(private), private))
+    connection.send(draw_all(seeder_of(private), private))
     connection.close()
 
 
@@ -570,7 +572,7 @@ def from_child(method: str, target: Callable[..., None], *args: Any) -> Any:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_equal_keys_draw_equally_in_every_process(method: str) -> None:
     private = [PRIVATE[n]() for n in PRIVATE]
-    assert from_child(method, child_draws) == draw_all(Seeder(private), private)
+    assert from_child(method, child_draws) == draw_all(seeder_of(private), private)
 
 
 def child_seeds(connection: Any, seeder: Seeder) -> None:
@@ -589,7 +591,7 @@ def test_lock_held_at_fork_does_not_hang_child() -> None:
 
     thread = threading.Thread(target=hold)
     thread.start()
-    seeder = Seeder()
+    seeder = seeder_of()
     try:
         assert held.wait(DEADLINE_S)
         answer = from_child("fork", child_seeds, seeder)
@@ -606,7 +608,7 @@ def test_lock_held_at_fork_does_not_hang_child() -> None:
 @pytest.mark.parametrize("force", [None, "setstate"])
 def test_nothing_leaks(force: str | None) -> None:
     private = [PRIVATE[n]() for n in PRIVATE]
-    seeder = Seeder(private, hooks=[abs], force=force)
+    seeder = seeder_of(private, hooks=[abs], force=force)
     times = 50_000 if force is None else 300
     watched = [*private, torch.default_generator, np.random.mtrand._rand, abs]
 
@@ -628,7 +630,7 @@ def test_seeder_is_collected_with_its_cycle() -> None:
         def __call__(self, seed: int) -> None: ...
 
     hook = Hook()
-    hook.seeder = Seeder(hooks=[hook])
+    hook.seeder = seeder_of(hooks=[hook])
     gone = weakref.ref(hook)
     del hook
     gc.collect()
@@ -636,7 +638,7 @@ def test_seeder_is_collected_with_its_cycle() -> None:
 
 
 def test_swapping_does_not_leak_bit_generators() -> None:
-    seeder = Seeder()
+    seeder = seeder_of()
     for _ in range(3):
         bitgen = np.random.MT19937(1)
         before = sys.getrefcount(bitgen)

@@ -15,6 +15,8 @@ import torch
 
 from minato._core import Seeder
 
+from . import seeder_of
+
 
 @pytest.fixture(autouse=True)
 def _globals_restored() -> Iterator[None]:
@@ -71,7 +73,7 @@ def first_draws() -> dict[str, np.ndarray]:
     rows: dict[str, list[list[float]]] = {}
     pcg = np.random.Generator(np.random.PCG64())
     philox, sfc = (np.random.Generator(c()) for c in (np.random.Philox, np.random.SFC64))
-    seeder = Seeder([pcg, philox, sfc])
+    seeder = seeder_of([pcg, philox, sfc])
     for position in range(4000):
         seeder.seed(9, 0, position)
         for name, drawn in (("random", [random.random() for _ in range(4)]),

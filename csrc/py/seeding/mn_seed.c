@@ -274,7 +274,6 @@ struct mn_seeder {
     PyObject_HEAD
     const struct mn_seed_isa *isa;
     struct mn_seed_share share; /* the part of the epoch that this process makes */
-    PyObject *plan_bitgen;      /* from minato.seeding.generator_states, for exchanged generators */
     Py_ssize_t ntargets;
     Py_ssize_t nglobal;         /* the first ones, which no new walk changes */
     struct mn_seed_target *targets;
@@ -323,61 +322,24 @@ load_targets(struct mn_seeder *self, PyObject *entries, Py_ssize_t keep)
     return 0;
 }
 
-/* seeding: the module minato.seeding.generator_states; entries: the result of its plan_all. */
 static PyObject *
-new_seeder(PyTypeObject *type, PyObject *entries, PyObject *seeding)
+seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"plans", NULL};
+    PyObject *plans;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &plans)) {
+        return NULL;
+    }
     struct mn_seeder *self = (struct mn_seeder *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
     self->isa = mn_seed_isa_pick(1);
     self->share = MN_SEED_WHOLE;
-    self->plan_bitgen = PyObject_GetAttrString(seeding, "plan_bitgen");
-    if (self->plan_bitgen == NULL || load_targets(self, entries, 0) < 0) {
-        Py_DECREF(self);
-        return NULL;
+    if (load_targets(self, plans, 0) < 0) {
+        Py_CLEAR(self);
     }
     return (PyObject *)self;
-}
-
-static PyObject *
-seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"private", "hooks", "force", NULL};
-    PyObject *private = NULL, *hooks = NULL, *force = NULL, *made = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$OO", names, &private, &hooks,
-                                     &force)) {
-        return NULL;
-    }
-    PyObject *seeding = PyImport_ImportModule("minato.seeding.generator_states");
-    if (seeding == NULL) {
-        return NULL;
-    }
-    PyObject *none = PyTuple_New(0);
-    PyObject *entries =
-        none == NULL ? NULL
-                     : PyObject_CallMethod(seeding, "plan_all", "OOO", private ? private : none,
-                                           hooks ? hooks : none, force ? force : Py_None);
-    if (entries != NULL) {
-        made = new_seeder(type, entries, seeding);
-    }
-    Py_XDECREF(none);
-    Py_XDECREF(entries);
-    Py_DECREF(seeding);
-    return made;
-}
-
-static PyObject *
-seeder_from_plans(PyObject *type, PyObject *entries)
-{
-    PyObject *seeding = PyImport_ImportModule("minato.seeding.generator_states");
-    if (seeding == NULL) {
-        return NULL;
-    }
-    PyObject *made = new_seeder((PyTypeObject *)type, entries, seeding);
-    Py_DECREF(seeding);
-    return made;
 }
 
 static int
@@ -385,7 +347,6 @@ seeder_traverse(PyObject *op, visitproc visit, void *arg)
 {
     struct mn_seeder *self = (struct mn_seeder *)op;
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(self->plan_bitgen);
     Py_VISIT(self->watch.dicts);
     Py_VISIT(self->watch.counted);
     Py_VISIT(self->watch.find);
@@ -406,7 +367,6 @@ seeder_clear(PyObject *op)
     while (self->ntargets > 0) {
         mn_seed_target_close(&self->targets[--self->ntargets]);
     }
-    Py_CLEAR(self->plan_bitgen);
     Py_CLEAR(self->watch.dicts);
     Py_CLEAR(self->watch.counted);
     Py_CLEAR(self->watch.find);
@@ -438,7 +398,7 @@ seed_all(struct mn_seeder *self, uint64_t base_seed, uint64_t epoch, uint64_t po
         if (t->own_seed != 0 && domain != MN_SEED_SET_EPOCH) {
             own = mn_seed_key_of_share(&self->share, t->own_seed, epoch, position, domain);
         }
-        if (mn_seed_target_seed(t, own, self->isa, self->plan_bitgen) < 0) {
+        if (mn_seed_target_seed(t, own, self->isa) < 0) {
             return -1;
         }
     }
@@ -584,7 +544,7 @@ seeder_put(PyObject *self, PyObject *args)
     const struct mn_seed_key key = {.lo = lo, .hi = hi};
     for (Py_ssize_t i = 0; i < seeder->ntargets; i++) {
         struct mn_seed_target *t = &seeder->targets[i];
-        if (mn_seed_target_seed(t, key, seeder->isa, seeder->plan_bitgen) < 0) {
+        if (mn_seed_target_seed(t, key, seeder->isa) < 0) {
             return NULL;
         }
     }
@@ -679,16 +639,10 @@ PyDoc_STRVAR(describe_doc,
 "(the same state through its public API), \"called\" (a function is given a 63-bit\n"
 "seed) or \"absent\" (the library is not installed).");
 PyDoc_STRVAR(peek_doc, "The instance struct of an object as bytes, for probing layouts.");
-PyDoc_STRVAR(from_plans_doc, "A Seeder of exactly these (label, stream, plan[, own_seed]).");
 PyDoc_STRVAR(type_doc,
-"Seeder(private=(), *, hooks=(), force=None)\n--\n\n"
-"Seeds random, NumPy's legacy generator, torch's default CPU generator and the private\n"
-"generators given, one sample at a time.\n\n"
-"private: generators in a fixed order (it decides their streams): numpy.random\n"
-"Generator, BitGenerator and RandomState, random.Random, torch.Generator; TypeError\n"
-"for anything else.\n"
-"hooks: functions that take a 63-bit seed, called after all generators are seeded.\n"
-"force: \"setstate\" uses the public APIs throughout, with the same states; for tests.");
+"Seeder(plans)\n--\n\n"
+"Seeds generators, one sample at a time. plans: (label, stream, plan[, own_seed]) of each, in\n"
+"order, as plan_all() in minato/seeding/generator_states.py makes them.");
 
 static PyMethodDef seeder_methods[] = {
     {"seed", (PyCFunction)(void (*)(void))seeder_seed, METH_VARARGS | METH_KEYWORDS,
@@ -702,7 +656,6 @@ static PyMethodDef seeder_methods[] = {
      METH_VARARGS | METH_KEYWORDS | METH_STATIC, mn_seed_words_doc},
     {"sample", seeder_sample, METH_VARARGS, sample_doc},
     {"put", seeder_put, METH_VARARGS, put_doc},
-    {"_from_plans", seeder_from_plans, METH_O | METH_CLASS, from_plans_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -133,10 +133,9 @@ mn_seed_target_close(struct mn_seed_target *t);
 int
 mn_seed_target_visit(struct mn_seed_target *t, visitproc visit, void *arg);
 
-/* Seeds a target. plan_bitgen: bit generator -> plan, for one that was exchanged. */
 int
 mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
-                    const struct mn_seed_isa *isa, PyObject *plan_bitgen);
+                    const struct mn_seed_isa *isa);
 
 /* Returns "filled", "setstate", "called" or "absent". */
 const char *

@@ -424,7 +424,7 @@ seed_call(const struct mn_seed_sink *s, const struct mn_seed_stream *stream,
 /* The RandomState has another bit generator than when the plan was made: makes a new plan for
  * it. */
 static int
-follow_exchange(struct mn_seed_target *t, PyObject *plan_bitgen)
+follow_exchange(struct mn_seed_target *t)
 {
     struct mn_seed_sink fresh;
     memset(&fresh, 0, sizeof fresh);
@@ -433,8 +433,11 @@ follow_exchange(struct mn_seed_target *t, PyObject *plan_bitgen)
         PyErr_SetString(PyExc_RuntimeError, "a RandomState has no bit generator");
         return -1;
     }
-    PyObject *plan = PyObject_CallOneArg(plan_bitgen, bitgen);
+    PyObject *seeding = PyImport_ImportModule("minato.seeding.generator_states");
+    PyObject *plan =
+        seeding != NULL ? PyObject_CallMethod(seeding, "plan_bitgen", "O", bitgen) : NULL;
     int rc = plan != NULL ? read_sink(&fresh, plan) : -1;
+    Py_XDECREF(seeding);
     Py_XDECREF(plan);
     if (rc < 0) {
         Py_DECREF(bitgen);
@@ -449,10 +452,9 @@ follow_exchange(struct mn_seed_target *t, PyObject *plan_bitgen)
 
 int
 mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
-                    const struct mn_seed_isa *isa, PyObject *plan_bitgen)
+                    const struct mn_seed_isa *isa)
 {
-    if (t->owner != NULL && bitgen_now(t) != t->bitgen
-        && follow_exchange(t, plan_bitgen) < 0) {
+    if (t->owner != NULL && bitgen_now(t) != t->bitgen && follow_exchange(t) < 0) {
         return -1;
     }
     struct mn_seed_stream stream = mn_seed_stream_make(key, t->stream);
