@@ -380,16 +380,3 @@ mn_mem_address_space(void)
     uint64_t used = pages * (uint64_t)sysconf(_SC_PAGESIZE);
     return used < limit ? limit - used : 0;
 }
-
-void *
-mn_mem_pages(uint64_t bytes)
-{
-    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return p != MAP_FAILED ? p : NULL;
-}
-
-void
-mn_mem_pages_free(void *pages, uint64_t bytes)
-{
-    (void)munmap(pages, (size_t)bytes);
-}

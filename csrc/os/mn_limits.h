@@ -57,12 +57,4 @@ mn_mem_private(pid_t pid);
 uint64_t
 mn_mem_address_space(void);
 
-/* Returns private zeroed pages, which go back to the system when they are freed; NULL: no
- * memory. */
-void *
-mn_mem_pages(uint64_t bytes);
-
-void
-mn_mem_pages_free(void *pages, uint64_t bytes);
-
 #endif

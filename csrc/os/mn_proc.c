@@ -112,12 +112,6 @@ mn_proc_adopt_orphans(void)
     return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 ? 0 : -errno;
 }
 
-int
-mn_proc_die_with_parent(bool on)
-{
-    return prctl(PR_SET_PDEATHSIG, on ? SIGKILL : 0, 0, 0, 0) == 0 ? 0 : -errno;
-}
-
 /* More CPUs than any kernel is built for. */
 #define MOST_CPUS (1 << 15)
 

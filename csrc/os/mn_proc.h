@@ -44,11 +44,6 @@ mn_proc_kill(pid_t pid, int sig);
 int
 mn_proc_adopt_orphans(void);
 
-/* on: the system kills the calling process when the thread that forked it ends. A child of the
- * calling process does not inherit this. 0 or -errno. */
-int
-mn_proc_die_with_parent(bool on);
-
 /* Signals the process of a pidfd. Returns 0, -ESRCH if it has ended, or another -errno. */
 int
 mn_proc_kill_pidfd(int fd, int sig);

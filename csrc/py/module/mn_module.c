@@ -535,9 +535,7 @@ bind_torch(PyObject *module, PyObject *args)
     Py_XSETREF(st->tensor_type, (PyTypeObject *)Py_NewRef(type));
     Py_XSETREF(st->from_view, Py_NewRef(from_view));
     Py_XSETREF(st->weak_ref, Py_NewRef(weak_ref));
-    Py_XSETREF(st->expired, Py_NewRef(expired));
-    Py_XSETREF(st->free_weak, Py_NewRef(free_weak));
-    mn_pending_bind(st);
+    mn_pending_bind(st, expired, free_weak);
     return PyBool_FromLong(api != NULL);
 }
 

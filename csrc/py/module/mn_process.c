@@ -255,7 +255,8 @@ static PyObject *
 die_with_parent(PyObject *Py_UNUSED(module), PyObject *on)
 {
     int yes = PyObject_IsTrue(on);
-    return yes < 0 ? NULL : PyBool_FromLong(mn_proc_die_with_parent(yes != 0) == 0);
+    return yes < 0 ? NULL
+                   : PyBool_FromLong(prctl(PR_SET_PDEATHSIG, yes ? SIGKILL : 0, 0, 0, 0) == 0);
 }
 
 static PyObject *
@@ -369,7 +370,7 @@ PyMethodDef mn_process_functions[] = {
                "dies. False: the system refuses.")},
     {"die_with_parent", die_with_parent, METH_O,
      PyDoc_STR("die_with_parent(on) -> bool: the system kills this process when the thread that "
-               "forked it ends. False: it refuses.")},
+               "forked it ends, but not its children. False: it refuses.")},
     {"machine", machine, METH_NOARGS,
      PyDoc_STR("machine() -> {cpus, memory_total, memory_available, throttled}: what this process "
                "may use (affinity, cgroups), bytes; seconds for which CPU quotas have stopped its "

@@ -37,8 +37,6 @@ struct mn_pending;
     X(tensor_type)    /* torch.Tensor */                                                 \
     X(from_view)      /* (view, code, bits, shape) -> tensor, fallback */                \
     X(weak_ref)       /* tensor -> int, a weak reference to its storage */               \
-    X(expired)        /* int -> bool */                                                  \
-    X(free_weak)      /* int -> None */                                                  \
     X(torch_iterator) /* torch's class for iterators with workers, ... */                \
     X(torch_next)     /* ... and its __next__ */
 
@@ -51,7 +49,7 @@ struct mn_state {
 #undef MN_NAME
     PyTypeObject *task_type, *envelope_type, *loss_type, *span_type, *decision_type;
     PyTypeObject *tensor_type;
-    PyObject *from_view, *weak_ref, *expired, *free_weak, *torch_iterator, *torch_next;
+    PyObject *from_view, *weak_ref, *torch_iterator, *torch_next;
     const struct mn_dl_api *dlpack;      /* torch's C exchange interface, or NULL */
     const struct mn_plain_tensor *plain; /* of minato._torch; NULL: use dlpack */
     struct mn_pending *pending;          /* ranges whose storage may still be visible */
@@ -162,9 +160,9 @@ mn_pending_reclaim(struct mn_state *st);
 int
 mn_pending_open(PyObject *module, struct mn_state *st);
 
-/* Allows holds to be guarded from now on, by the functions that bind_torch() received. */
+/* Allows holds to be guarded from now on, by functions that bind_torch() received. */
 void
-mn_pending_bind(struct mn_state *st);
+mn_pending_bind(struct mn_state *st, PyObject *expired, PyObject *free_weak);
 
 /* Makes a bytes-like object over a hold, which it takes over. */
 PyObject *

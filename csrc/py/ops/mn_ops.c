@@ -21,8 +21,7 @@ static PyObject *
 mn_ops_jpeg_library(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *path;
-    char chars[MN_OPS_TEXT];
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &path)) {
         return NULL;
     }
@@ -376,21 +375,17 @@ static PyMethodDef functions[] = {
 /* -- The module ------------------------------------------------------------------------ */
 
 static int
-add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
-{
-    *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
-    return *type != NULL ? PyModule_AddType(module, *type) : -1;
-}
-
-static int
 exec_module(PyObject *module)
 {
     struct mn_ops_state *state = PyModule_GetState(module);
-    if (add_type(module, &mn_ops_pipeline_spec, &state->pipeline_type) < 0
-        || add_type(module, &mn_ops_cases_spec, &state->cases_type) < 0
-        || add_type(module, &mn_ops_photos_spec, &state->photos_type) < 0
-        || add_type(module, &mn_ops_finisher_spec, &state->finisher_type) < 0) {
-        return -1;
+    PyType_Spec *specs[] = {&mn_ops_cases_spec, &mn_ops_photos_spec, &mn_ops_finisher_spec,
+                            &mn_ops_pipeline_spec};
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
+        PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, specs[i], NULL);
+        Py_XSETREF(state->pipeline_type, type); /* the last one */
+        if (type == NULL || PyModule_AddType(module, type) < 0) {
+            return -1;
+        }
     }
     return PyModule_AddStringConstant(module, "OPERATOR_CAPSULE", MN_OPERATOR_CAPSULE) < 0
                    || PyModule_AddStringConstant(module, "NATIVE_CAPSULE",
@@ -402,22 +397,14 @@ exec_module(PyObject *module)
 static int
 traverse_module(PyObject *module, visitproc visit, void *arg)
 {
-    struct mn_ops_state *state = PyModule_GetState(module);
-    Py_VISIT(state->pipeline_type);
-    Py_VISIT(state->cases_type);
-    Py_VISIT(state->photos_type);
-    Py_VISIT(state->finisher_type);
+    Py_VISIT(((struct mn_ops_state *)PyModule_GetState(module))->pipeline_type);
     return 0;
 }
 
 static int
 clear_module(PyObject *module)
 {
-    struct mn_ops_state *state = PyModule_GetState(module);
-    Py_CLEAR(state->pipeline_type);
-    Py_CLEAR(state->cases_type);
-    Py_CLEAR(state->photos_type);
-    Py_CLEAR(state->finisher_type);
+    Py_CLEAR(((struct mn_ops_state *)PyModule_GetState(module))->pipeline_type);
     return 0;
 }
 

@@ -12,13 +12,15 @@
 #include "ops/mn_pipeline.h"
 #include "py/ops/mn_ops_raise.h"
 
+/* Declares a struct mn_text for the words of an error. */
+#define MN_OPS_NEW_TEXT(text)          \
+    char text##_chars[MN_OPS_TEXT] = ""; \
+    struct mn_text text = {text##_chars, sizeof(text##_chars)}
+
 #define MN_OPS_JPEG_LIBRARY "minato.jpeg_library" /* capsule of struct mn_jpeg_library */
 
 struct mn_ops_state {
     PyTypeObject *pipeline_type;
-    PyTypeObject *cases_type;
-    PyTypeObject *photos_type;
-    PyTypeObject *finisher_type;
 };
 
 struct mn_ops_pipeline {

@@ -95,8 +95,7 @@ new_cases(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     int with_index, tail = 0, windows = 0;
     unsigned int keying;
     unsigned long long seed;
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     if (!PyArg_ParseTuple(args, "O!O!LpIKO|ip", state->pipeline_type, &pipeline, &PyList_Type,
                           &list, &repeat, &with_index, &keying, &seed, &epoch, &tail,
                           &windows)) {
@@ -154,8 +153,7 @@ run_into(const struct mn_native_pipeline *native, long long index, uint64_t hi, 
 {
     Py_buffer buffers[MN_NATIVE_FIELDS];
     void *memory[MN_NATIVE_FIELDS] = {NULL};
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     int32_t taken = 0;
     int rc = 0;
     if (PyTuple_GET_SIZE(outs) != native->n_fields) {
@@ -205,8 +203,7 @@ warm(PyObject *object, PyObject *args)
 {
     const struct mn_cases *cases = self_of(object)->cases;
     long long at;
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     int rc;
     if (!PyArg_ParseTuple(args, "L", &at)) {
         return NULL;

@@ -220,8 +220,7 @@ new_finisher(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     const char *library, *image;
     Py_ssize_t length;
     int ordinal, rc;
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     if (!PyArg_ParseTuple(args, "siy#", &library, &ordinal, &image, &length)) {
         return NULL;
     }
@@ -286,8 +285,7 @@ run(PyObject *object, PyObject *args)
 {
     unsigned long long stream, shape[5], source, target, recipes, windows = 0, cases = 0;
     struct mn_finish job = {0};
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     int rc;
     if (!PyArg_ParseTuple(args, "Ki(ii)(KKKKK)KKKI|KKI", &stream, &job.which, &job.from, &job.to,
                           &shape[0], &shape[1], &shape[2], &shape[3], &shape[4], &source,

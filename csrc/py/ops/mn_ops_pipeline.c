@@ -66,8 +66,7 @@ static int
 fill_pipeline(struct mn_ops_pipeline *self, PyObject *specs, int level)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(specs);
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     const struct mn_kernels *kernels = level < 0 ? NULL : mn_kernels_get(level);
     if (n > UINT16_MAX || (level >= 0 && kernels == NULL)) {
         PyErr_SetString(PyExc_ValueError, "too many operators, or no such instruction set");
@@ -265,8 +264,7 @@ apply(PyObject *object, PyObject *args)
     struct mn_pipeline *pipeline = self_of(object)->pipeline;
     PyObject *image, *label, *allocate, *result = NULL;
     unsigned long long hi, lo;
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     struct inputs in;
     struct mn_work *work = NULL;
     int rc;
@@ -333,8 +331,7 @@ static PyObject *
 boxes(PyObject *object, PyObject *label)
 {
     struct mn_pipeline *pipeline = self_of(object)->pipeline;
-    char chars[MN_OPS_TEXT] = "";
-    struct mn_text text = {chars, sizeof(chars)};
+    MN_OPS_NEW_TEXT(text);
     const struct mn_boxes *found = NULL;
     struct mn_work *work = NULL;
     struct inputs in = {0};

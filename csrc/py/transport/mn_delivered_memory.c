@@ -17,16 +17,17 @@
  * between sees it. Its end is not the run of the deleter, but the moment when the rule above is
  * found to hold. Until then a child may inherit an object that shows the range.
  */
+#include "py/module/mn_state.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_forks.h"
-#include "os/mn_limits.h"
 #include "os/mn_proc.h"
 #include "os/mn_thread.h"
-#include "py/module/mn_state.h"
 
 struct mn_hold {
     void *heap;              /* a copy in ordinary memory; NULL: a range of the arena */
@@ -48,15 +49,15 @@ struct mn_pending {
     struct mn_hold *first;
     uint64_t alive;        /* holds handed out; 0: no fork sees any */
     struct mn_forks forks;
-    PyObject *expired;     /* set once, before the first guard */
-    PyObject *free_weak;
+    PyObject *expired;     /* int -> bool; set once, before the first guard */
+    PyObject *free_weak;   /* int -> None */
 };
 
 void
-mn_pending_bind(struct mn_state *st)
+mn_pending_bind(struct mn_state *st, PyObject *expired, PyObject *free_weak)
 {
-    Py_XSETREF(st->pending->expired, Py_NewRef(st->expired));
-    Py_XSETREF(st->pending->free_weak, Py_NewRef(st->free_weak));
+    Py_XSETREF(st->pending->expired, Py_NewRef(expired));
+    Py_XSETREF(st->pending->free_weak, Py_NewRef(free_weak));
 }
 
 struct mn_hold *
@@ -97,10 +98,11 @@ mn_hold_copy(struct mn_state *st, const void *data, uint64_t bytes)
     struct mn_hold *h = calloc(1, sizeof(*h));
     if (h != NULL) { /* aligned like torch's own; never empty, so that it has an address */
         h->pages = bytes >= PAGES_BYTES;
-        h->heap = h->pages ? mn_mem_pages(bytes)
+        h->heap = h->pages ? mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
                            : aligned_alloc(64, ((size_t)bytes + 64) & ~(size_t)63);
     }
-    if (h == NULL || h->heap == NULL) {
+    if (h == NULL || h->heap == NULL || h->heap == MAP_FAILED) {
         free(h);
         PyErr_NoMemory();
         return NULL;
@@ -136,7 +138,7 @@ give_back(struct mn_hold *h)
 {
     if (h->heap != NULL) {
         if (h->pages) {
-            mn_mem_pages_free(h->heap, h->bytes);
+            (void)munmap(h->heap, (size_t)h->bytes);
         }
         else {
             free(h->heap);
@@ -306,7 +308,7 @@ static PyObject *
 view_guard(PyObject *self, PyObject *tensor)
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    if (st == NULL || mn_hold_guard(st, ((struct mn_arena_view *)self)->hold, tensor) < 0) {
+    if (mn_hold_guard(st, ((struct mn_arena_view *)self)->hold, tensor) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;

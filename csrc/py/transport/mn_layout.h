@@ -50,7 +50,7 @@ struct mn_layout {
     uint32_t nfields;
     uint32_t nobjects;
     struct mn_node nodes[MN_LAYOUT_MAX_NODES];
-    uint64_t row_bytes[MN_LAYOUT_MAX_FIELDS];
+    uint64_t row_bytes[MN_LAYOUT_MAX_FIELDS], all_bytes; /* of each field, and of all */
 };
 
 /* Writes sample as row of block. Returns 1: written; 0: it does not fit, nothing to undo; -1: an

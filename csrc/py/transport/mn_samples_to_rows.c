@@ -55,6 +55,7 @@ set_leaf(struct mn_layout *l, struct mn_node *n, int code, int bits, PyObject *s
     int rc = none != NULL ? set_shape(n, none) : -1;
     Py_XDECREF(none);
     l->row_bytes[n->field] = n->bytes;
+    l->all_bytes += n->bytes;
     return rc;
 }
 
@@ -519,27 +520,12 @@ mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
 
 /* ---- the type ---------------------------------------------------------------------- */
 
-static PyObject *
-layout_get_row_bytes(PyObject *self, void *Py_UNUSED(closure))
-{
-    struct mn_layout *l = (struct mn_layout *)self;
-    uint64_t sum = 0;
-    for (uint32_t f = 0; f < l->nfields; f++) {
-        sum += l->row_bytes[f];
-    }
-    return PyLong_FromUnsignedLongLong(sum);
-}
-
-static PyObject *
-layout_get_objects(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLong(((struct mn_layout *)self)->nobjects);
-}
-
-static PyGetSetDef layout_getset[] = {
-    {"row_bytes", layout_get_row_bytes, NULL, PyDoc_STR("bytes of one row, all fields"), NULL},
-    {"objects", layout_get_objects, NULL, PyDoc_STR("leaves that are no row data"), NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef layout_members[] = {
+    {"row_bytes", T_ULONGLONG, offsetof(struct mn_layout, all_bytes), READONLY,
+     PyDoc_STR("bytes of one row, all fields")},
+    {"objects", T_UINT, offsetof(struct mn_layout, nobjects), READONLY,
+     PyDoc_STR("leaves that are no row data")},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot layout_slots[] = {
@@ -547,7 +533,7 @@ static PyType_Slot layout_slots[] = {
     {Py_tp_dealloc, layout_dealloc},
     {Py_tp_traverse, layout_traverse},
     {Py_tp_clear, layout_clear},
-    {Py_tp_getset, layout_getset},
+    {Py_tp_members, layout_members},
     {Py_tp_doc, PyDoc_STR("Layout(spec, description=None): how samples lie in rows; see\n"
                           "transport/layouts.py. description: bytes from which workers open it.")},
     {0, NULL},

@@ -4,7 +4,6 @@
 #include "py/types/mn_engine_object.h"
 
 #include <stddef.h>
-#include <structmember.h>
 
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
@@ -40,8 +39,8 @@ bool
 mn_is_layout(PyObject *self, PyObject *layout)
 {
     const struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    bool is = st != NULL && Py_IS_TYPE(layout, st->layout_type);
-    if (st != NULL && !is) {
+    bool is = Py_IS_TYPE(layout, st->layout_type);
+    if (!is) {
         PyErr_SetString(PyExc_TypeError, "layout must be a Layout");
     }
     return is;
@@ -85,7 +84,7 @@ mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout
 {
     struct mn_engine *e = mn_engine_get(engine);
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(engine));
-    if (e == NULL || st == NULL) {
+    if (e == NULL) {
         return NULL;
     }
     struct mn_block_object *b = PyObject_New(struct mn_block_object, st->block_type);
@@ -109,7 +108,7 @@ struct mn_block_object *
 mn_block_of(PyObject *engine, PyObject *block)
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(engine));
-    if (st == NULL || !Py_IS_TYPE(block, st->block_type)) {
+    if (!Py_IS_TYPE(block, st->block_type)) {
         PyErr_Format(PyExc_TypeError, "expected a Block, got %s", Py_TYPE(block)->tp_name);
         return NULL;
     }
@@ -238,7 +237,7 @@ struct mn_epoch *
 mn_epoch_of(PyObject *engine, PyObject *epoch)
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(engine));
-    if (st == NULL || !Py_IS_TYPE(epoch, st->epoch_type)) {
+    if (!Py_IS_TYPE(epoch, st->epoch_type)) {
         PyErr_Format(PyExc_TypeError, "expected an Epoch, got %s", Py_TYPE(epoch)->tp_name);
         return NULL;
     }

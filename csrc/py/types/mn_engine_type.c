@@ -35,20 +35,19 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                             "group_neighbours", "ready_batch", "ready_bound",
                             "ready_mixes", "processes", "title", NULL};
     struct mn_autoscale_saved saved;
-    const char *saved_bytes = NULL, *title = "";
+    struct mn_engine_config cfg = {.title = ""};
+    const char *saved_bytes = NULL;
     Py_ssize_t saved_size = 0;
-    unsigned int workers, retries, window = 0, min_workers = 0, max_workers = 0, blocks = 0;
-    unsigned int ready_batch = 0, ready_bound = 0;
     double straggler = 0.0;
     int respawn, in_order = 1, group_neighbours = 0, ready_mixes = 0, processes = 0;
     PyObject *costs = Py_None;
     unsigned long long limit = 0, arena = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpIIpps", names, &workers,
-                                     &retries, &respawn, &limit, &arena, &window, &in_order,
-                                     &costs, &min_workers, &max_workers, &straggler,
-                                     &saved_bytes, &saved_size, &blocks, &group_neighbours,
-                                     &ready_batch, &ready_bound, &ready_mixes, &processes,
-                                     &title)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "IIp|KKIpOIIdz#IpIIpps", names, &cfg.workers,
+                                     &cfg.max_retries, &respawn, &limit, &arena, &cfg.window,
+                                     &in_order, &costs, &cfg.min_workers, &cfg.max_workers,
+                                     &straggler, &saved_bytes, &saved_size, &cfg.blocks,
+                                     &group_neighbours, &cfg.ready_batch, &cfg.ready_bound,
+                                     &ready_mixes, &processes, &cfg.title)) {
         return NULL;
     }
     if (saved_bytes != NULL) {
@@ -57,16 +56,13 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                 "saved_scheduler is not a value that scheduler() has returned");
         }
         memcpy(&saved, saved_bytes, sizeof(saved)); /* bytes have no alignment */
+        cfg.saved_scheduler = &saved;
     }
-    if (workers == 0 || workers > 4096 || max_workers > 4096) {
+    if (cfg.workers == 0 || cfg.workers > 4096 || cfg.max_workers > 4096) {
         return PyErr_Format(PyExc_ValueError, "workers must be between 1 and 4096");
     }
     struct mn_state *st = PyType_GetModuleState(type);
-    if (st == NULL) {
-        return NULL;
-    }
-    struct mn_shared_costs *shared = NULL;
-    if (costs != Py_None && (shared = mn_costs_of(st, costs)) == NULL) {
+    if (costs != Py_None && (cfg.costs = mn_costs_of(st, costs)) == NULL) {
         return NULL;
     }
     mn_pending_reclaim(st);
@@ -74,25 +70,15 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (o == NULL) {
         return NULL;
     }
-    struct mn_engine_config cfg = {.workers = workers,
-                                   .min_workers = min_workers,
-                                   .max_workers = max_workers,
-                                   .straggler_ns = straggler_ns(straggler),
-                                   .max_retries = retries < 200 ? retries : 200,
-                                   .respawn = respawn != 0,
-                                   .memory_limit = limit,
-                                   .arena_bytes = arena,
-                                   .window = window,
-                                   .blocks = blocks,
-                                   .in_order = in_order != 0,
-                                   .costs = shared,
-                                   .group_neighbours = group_neighbours != 0,
-                                   .ready_batch = ready_batch,
-                                   .ready_bound = ready_bound,
-                                   .ready_mixes = ready_mixes != 0,
-                                   .processes = processes != 0,
-                                   .title = title,
-                                   .saved_scheduler = saved_bytes != NULL ? &saved : NULL};
+    cfg.straggler_ns = straggler_ns(straggler);
+    cfg.max_retries = cfg.max_retries < 200 ? cfg.max_retries : 200;
+    cfg.respawn = respawn != 0;
+    cfg.memory_limit = limit;
+    cfg.arena_bytes = arena;
+    cfg.in_order = in_order != 0;
+    cfg.group_neighbours = group_neighbours != 0;
+    cfg.ready_mixes = ready_mixes != 0;
+    cfg.processes = processes != 0;
     o->pid = mn_proc_self();
     o->costs = Py_NewRef(costs);
     int rc = mn_engine_open(&o->engine, &cfg);
@@ -300,11 +286,8 @@ engine_get_segment(PyObject *self, void *Py_UNUSED(closure))
 {
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    if (st != NULL && o->engine == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
-    }
-    if (st == NULL || o->engine == NULL) {
-        return NULL;
+    if (o->engine == NULL) {
+        return PyErr_Format(PyExc_RuntimeError, "the engine is closed");
     }
     struct mn_segment *s = PyObject_New(struct mn_segment, st->segment_type);
     if (s != NULL) {

@@ -63,7 +63,7 @@ mn_engine_py_envelopes(PyObject *self, struct mn_engine *e, PyObject *args)
     long long row = EVERY_ROW;
     PyObject *block;
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    if (st == NULL || !PyArg_ParseTuple(args, "O|L", &block, &row)
+    if (!PyArg_ParseTuple(args, "O|L", &block, &row)
         || mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
@@ -109,7 +109,7 @@ mn_engine_py_lost(PyObject *self, struct mn_engine *e, PyObject *block)
 {
     uint64_t off;
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    if (st == NULL || mn_engine_of_block(self, block, &off) == NULL) {
+    if (mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
     uint32_t ntasks = mn_block_at(mn_engine_shm(e), off)->ntasks;
@@ -367,9 +367,6 @@ mn_engine_py_scheduler(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     struct mn_autoscale_log log;
-    if (st == NULL) {
-        return NULL;
-    }
     if (!mn_engine_autoscale(e, &log)) {
         Py_RETURN_NONE;
     }
@@ -418,7 +415,7 @@ mn_engine_py_spans(PyObject *self, struct mn_engine *e, PyObject *block)
 {
     uint64_t off;
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    if (st == NULL || mn_engine_of_block(self, block, &off) == NULL) {
+    if (mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
     }
     const struct mn_shm *shm = mn_engine_shm(e);

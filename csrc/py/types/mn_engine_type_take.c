@@ -5,7 +5,6 @@
 
 #include <stddef.h>
 #include <string.h>
-#include <structmember.h>
 
 /* Returns whether every row was written in place and whole, and no envelope exists. */
 static bool
@@ -22,11 +21,7 @@ all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
 static bool
 must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
 {
-    uint64_t bytes = 0;
-    for (uint32_t f = 0; f < l->nfields; f++) {
-        bytes += l->row_bytes[f] * nrows;
-    }
-    return !mn_engine_may_retain(e, bytes);
+    return !mn_engine_may_retain(e, l->all_bytes * nrows);
 }
 
 /* Returns whether the rows of the block follow the layout; raises ValueError if not. */
@@ -281,9 +276,8 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     PyObject *samples, *layout, *objects;
-    if (st == NULL
-        || !PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &samples, st->layout_type, &layout,
-                             &PyList_Type, &objects)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &samples, st->layout_type, &layout,
+                          &PyList_Type, &objects)) {
         return NULL;
     }
     struct mn_layout *l = (struct mn_layout *)layout;
@@ -335,54 +329,37 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
  * suspended while the thread waits for a Python lock.
  */
 
-/* The source of granted batches. */
-struct grant {
-    PyObject *prefetched; /* deque of [what, batch] */
-    PyObject *engine;
-    PyObject *progress; /* progress of delivery; its .head is incremented */
-};
-
 struct mn_delivery {
     PyObject_HEAD
     struct mn_state *st;
-    struct grant grant;
+    PyObject *grant;    /* arguments of the last _grant(): count, prefetched, engine, progress */
     Py_ssize_t granted; /* number of batches that may be delivered here */
     Py_ssize_t yielded;
 };
 
-static void
-drop(struct grant *g)
-{
-    Py_CLEAR(g->prefetched);
-    Py_CLEAR(g->engine);
-    Py_CLEAR(g->progress);
-}
-
 /* Replaces the present grant by another. */
 static void
-exchange(PyObject *self, Py_ssize_t count, struct grant *g)
+exchange(PyObject *self, Py_ssize_t count, PyObject *grant)
 {
     struct mn_delivery *h = (struct mn_delivery *)self;
-    struct grant old;
+    PyObject *old;
     Py_BEGIN_CRITICAL_SECTION(self);
     old = h->grant;
-    h->grant = *g;
+    h->grant = Py_XNewRef(grant);
     h->granted = count;
     Py_END_CRITICAL_SECTION();
-    drop(&old); /* may run code of the program's */
+    Py_XDECREF(old); /* may run code of the program's */
 }
 
-/* Takes one granted batch, with the caller's own references. Returns false if there is none. */
-static bool
-take_one(struct mn_delivery *h, struct grant *g)
+/* Takes one granted batch: returns the grant, or NULL if there is none. */
+static PyObject *
+take_one(struct mn_delivery *h)
 {
     if (h->granted == 0) {
-        return false;
+        return NULL;
     }
     h->granted--;
-    *g = (struct grant){Py_NewRef(h->grant.prefetched), Py_NewRef(h->grant.engine),
-                        Py_NewRef(h->grant.progress)};
-    return true;
+    return Py_NewRef(h->grant);
 }
 
 /* Returns whether each batch must go through torch's __next__, because it was replaced, or a
@@ -426,27 +403,20 @@ tell(PyObject *engine)
 }
 
 static PyObject *
-deliver(struct mn_delivery *h, const struct grant *g)
+deliver(struct mn_delivery *h, PyObject *grant)
 {
-    if (mn_engine_get(g->engine) == NULL || count_on(h->st, g->progress) < 0) {
+    PyObject *engine = PyTuple_GET_ITEM(grant, 2);
+    if (mn_engine_get(engine) == NULL || count_on(h->st, PyTuple_GET_ITEM(grant, 3)) < 0) {
         return NULL;
     }
-    PyObject *entry = PyObject_CallMethodNoArgs(g->prefetched, h->st->str_popleft);
+    PyObject *entry = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(grant, 1), h->st->str_popleft);
     if (entry == NULL) {
         return NULL;
     }
-    PyObject *batch = tell(g->engine) == 0 ? Py_NewRef(PyList_GET_ITEM(entry, 1)) : NULL;
+    PyObject *batch = tell(engine) == 0 ? Py_NewRef(PyList_GET_ITEM(entry, 1)) : NULL;
     Py_DECREF(entry);
     h->yielded += batch != NULL;
     return batch;
-}
-
-static void
-dealloc(PyObject *self)
-{
-    PyObject_GC_UnTrack(self);
-    drop(&((struct mn_delivery *)self)->grant);
-    mn_free_object(self);
 }
 
 static PyObject *
@@ -458,17 +428,33 @@ next(PyObject *self)
         return seen < 0 ? NULL
                         : PyObject_CallMethodOneArg(h->st->torch_iterator, h->st->str_next, self);
     }
-    struct grant g = {0};
-    PyObject *batch = NULL;
-    bool any;
+    PyObject *grant, *batch = NULL;
     Py_BEGIN_CRITICAL_SECTION(self); /* batches must be delivered in the order of their counts */
-    any = take_one(h, &g);
-    if (any) {
-        batch = deliver(h, &g);
+    grant = take_one(h);
+    if (grant != NULL) {
+        batch = deliver(h, grant);
     }
     Py_END_CRITICAL_SECTION();
-    drop(&g);
-    return any ? batch : PyObject_CallMethodNoArgs(self, h->st->str__next);
+    if (grant == NULL) {
+        return PyObject_CallMethodNoArgs(self, h->st->str__next);
+    }
+    Py_DECREF(grant);
+    return batch;
+}
+
+static int
+clear(PyObject *self)
+{
+    exchange(self, 0, NULL);
+    return 0;
+}
+
+static void
+dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(((struct mn_delivery *)self)->grant);
+    mn_free_object(self);
 }
 
 static PyObject *
@@ -493,37 +479,21 @@ PyDoc_STRVAR(grant_doc,
 static PyObject *
 grant(PyObject *self, PyObject *args)
 {
-    struct grant g = {0};
+    PyObject *prefetched, *engine, *progress;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "n|OOO", &count, &g.prefetched, &g.engine, &g.progress)) {
+    if (!PyArg_ParseTuple(args, "n|OOO", &count, &prefetched, &engine, &progress)) {
         return NULL;
     }
-    if (count > 0) {
-        g = (struct grant){Py_NewRef(g.prefetched), Py_NewRef(g.engine), Py_NewRef(g.progress)};
-    }
-    else {
-        g = (struct grant){0};
-    }
-    exchange(self, count > 0 ? count : 0, &g);
+    bool some = count > 0 && PyTuple_GET_SIZE(args) == 4;
+    exchange(self, some ? count : 0, some ? args : NULL);
     Py_RETURN_NONE;
 }
 
 static int
 traverse(PyObject *self, visitproc visit, void *arg)
 {
-    struct mn_delivery *h = (struct mn_delivery *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(h->grant.prefetched);
-    Py_VISIT(h->grant.engine);
-    Py_VISIT(h->grant.progress);
-    return 0;
-}
-
-static int
-clear(PyObject *self)
-{
-    struct grant none = {0};
-    exchange(self, 0, &none);
+    Py_VISIT(((struct mn_delivery *)self)->grant);
     return 0;
 }
 

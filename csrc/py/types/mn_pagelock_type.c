@@ -122,7 +122,7 @@ mn_engine_py_lock_pages(PyObject *self, struct mn_engine *e, PyObject *args)
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     unsigned long long address, bytes;
     int rc;
-    if (st == NULL || !PyArg_ParseTuple(args, "KK", &address, &bytes)) {
+    if (!PyArg_ParseTuple(args, "KK", &address, &bytes)) {
         return NULL;
     }
     const char *at = (const char *)(uintptr_t)address;

@@ -4,6 +4,7 @@
  * The methods include the zygote's changes of a worker's entry (mn_records.h).
  */
 #define _GNU_SOURCE
+#include <stddef.h>
 #include <unistd.h>
 
 #include "base/mn_fault.h"
@@ -308,20 +309,17 @@ segment_get_start(PyObject *self, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLong(mn_a32_load_acquire(&c->start));
 }
 
-static PyObject *
-segment_get_lifeline(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(((struct mn_segment *)self)->trainer.fd);
-}
-
 static PyGetSetDef segment_getset[] = {
     {"workers", segment_get_workers, NULL, PyDoc_STR("number of worker entries"), NULL},
     {"start", segment_get_start, NULL, PyDoc_STR("how workers are started: enum mn_start"), NULL},
-    {"lifeline", segment_get_lifeline, NULL,
-     PyDoc_STR("descriptor that hangs up when the process that made the mapping is gone; or -1"),
-     NULL},
     {"trainer_pid", segment_get_trainer, NULL, PyDoc_STR("process that made it"), NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef segment_members[] = {
+    {"lifeline", T_INT, offsetof(struct mn_segment, trainer.fd), READONLY,
+     PyDoc_STR("descriptor that hangs up when the process that made the mapping is gone; or -1")},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot segment_slots[] = {
@@ -329,6 +327,7 @@ static PyType_Slot segment_slots[] = {
     {Py_tp_dealloc, segment_dealloc},
     {Py_tp_methods, segment_methods},
     {Py_tp_getset, segment_getset},
+    {Py_tp_members, segment_members},
     {Py_tp_doc, PyDoc_STR("Segment(fd, lifeline): attaches to the loader's mapping.")},
     {0, NULL},
 };

@@ -353,9 +353,8 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     unsigned int number;
     unsigned long long user_epoch = 0;
     int goes_on = 0, thread = 0;
-    if (st == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKppO!", names, st->segment_type,
-                                        &segment, &number, &dataset, &seeder, &open_layout,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKppO!", names, st->segment_type,
+                                     &segment, &number, &dataset, &seeder, &open_layout,
                                         &load_index, &set_epoch, &user_epoch, &goes_on,
                                         &thread, &PyTuple_Type, &native)) {
         return NULL;
@@ -475,9 +474,6 @@ worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    if (st == NULL) {
-        return NULL;
-    }
     if (o->native != NULL) {
         PyObject *todo = mn_native_next(st, o->native, &o->side, &o->clock, &o->task);
         o->holding = todo != Py_False;
@@ -627,7 +623,7 @@ worker_place(PyObject *self, PyObject *args)
     struct mn_worker_object *o = (struct mn_worker_object *)self;
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     PyObject *samples, *objects;
-    if (st == NULL || !PyArg_ParseTuple(args, "OO!", &samples, &PyList_Type, &objects)) {
+    if (!PyArg_ParseTuple(args, "OO!", &samples, &PyList_Type, &objects)) {
         return NULL;
     }
     if (!o->holding) {
