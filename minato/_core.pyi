@@ -21,6 +21,10 @@ KIND_BATCH: Final[int]
 KIND_RESUME: Final[int]
 KIND_PART: Final[int]
 KIND_COLLATE: Final[int]
+TASK_QUEUED: Final[int]
+TASK_RUNNING: Final[int]
+TASK_PLANNED: Final[int]
+TASK_WAITING: Final[int]
 EXTRA_SAMPLE: Final[int]
 EXTRA_ERROR: Final[int]
 EXTRA_OBJECTS: Final[int]
@@ -90,24 +94,20 @@ def adopt_orphans() -> bool: ...
 def die_with_parent(on: bool, /) -> bool: ...
 def machine() -> _Machine: ...
 
-class _Seen(TypedDict):
+class _Entry(TypedDict):
     state: int
     pid: int
     starts: int
-    running: tuple[int, int, int, int, int | str | None] | None
+    status: int
     since_ns: int
     tasks: int
     rows: int
     busy_ns: int
     cpu_ns: int
+    init_states: tuple[int, int, int]
 
-class _Queue(TypedDict):
-    queued: int
-    running: int
-    done: int
-    waiting: int
-    batches: int
-    ready: int
+class _Seen(_Entry):
+    running: tuple[int, int, int, int, int | str | None] | None
 
 class _Peek(TypedDict):
     title: str
@@ -123,7 +123,7 @@ class _Peek(TypedDict):
     limit_bytes: int
     opening_ns: int
     group_milli: int
-    queue: _Queue
+    tasks: list[tuple[int, int]]  # status, block
     workers: list[_Seen]
 
 def peek(read: Callable[[int, int], bytes], /) -> _Peek: ...
@@ -313,17 +313,8 @@ class HandsOut:
         /,
     ) -> None: ...
 
-class _WorkerEntry(TypedDict):
-    state: int
-    pid: int
-    status: int
+class _WorkerEntry(_Entry):
     running: tuple[int, int] | None
-    since_ns: int
-    tasks: int
-    rows: int
-    busy_ns: int
-    cpu_ns: int
-    init_states: tuple[int, int, int]
 
 class _Health(TypedDict):
     zygote_lost: bool

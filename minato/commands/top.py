@@ -19,10 +19,11 @@ import termios
 import textwrap
 import time
 import tty
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from .._core import peek
+from .._core import TASK_PLANNED, TASK_QUEUED, TASK_RUNNING, TASK_WAITING, peek
 from .._notes import Notes
 from .._system import stat_fields
 from ..iterators.stats import worker_state
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     class Snapshot(_Peek):
         address: int
 
+_UNFINISHED = {TASK_QUEUED, TASK_RUNNING, TASK_PLANNED, TASK_WAITING}
 COLLATES = "collate"  # stands for an index: the worker collates samples that others have fetched
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s+/memfd:minato ")
 _CACHE = re.compile(r" (/.*)/(cache-\S+)$")
@@ -200,7 +202,9 @@ def render(
     seen: Snapshot, before: Snapshot | None = None, width: int = WIDE
 ) -> list[str]:
     """The lines of one loader, from its snapshot and the one before, within a width."""
-    now, queue = seen["now_ns"], seen["queue"]
+    now, tasks = seen["now_ns"], Counter(status for status, _block in seen["tasks"])
+    batches = {block for _status, block in seen["tasks"]}
+    made = batches - {block for status, block in seen["tasks"] if status in _UNFINISHED}
     share, rate = _shares(seen, before)
     state = "waits in next()" if seen["waiting_since_ns"] else "does not wait for this loader"
     period = "since the last look" if before else "since the start"
@@ -208,10 +212,10 @@ def render(
         seen["title"] or "a loader",
         f"  process  {seen['trainer_pid']}, open for {_seconds((now - seen['opened_ns']) * _NS)}",
         f"  trainer  {state}; waited {share:.0%} of its time {period}",
-        f"  batches  {rate:.1f} a second, {seen['given']} so far; {queue['ready']} ready, "
-        f"{queue['batches'] - queue['ready']} being made",
-        f"  tasks    {queue['running']} running, {queue['queued']} queued, "
-        f"{queue['waiting']} not begun",
+        f"  batches  {rate:.1f} a second, {seen['given']} so far; {len(made)} ready, "
+        f"{len(batches) - len(made)} being made",
+        f"  tasks    {tasks[TASK_RUNNING]} running, {tasks[TASK_QUEUED]} queued, "
+        f"{tasks[TASK_PLANNED] + tasks[TASK_WAITING]} not begun",
         f"  memory   {sized(seen['used_bytes'])} of {sized(seen['limit_bytes'])}",
     ]
     if failed := seen.get("failed"):

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from attack.support import wait_for
 
-from minato._core import peek, worker_states
+from minato._core import TASK_RUNNING, peek, worker_states
 from minato.commands import top as _top
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,7 +158,7 @@ def test_snapshot_of_stuck_loader_names_its_sample(stuck: int) -> None:
         assert _top.worker_state(worker["state"]) == "ready" and worker["starts"] == 1
         os.kill(worker["pid"], 0)
     assert seen["opened_ns"] < seen["waiting_since_ns"] <= seen["now_ns"]
-    assert seen["queue"]["running"] >= 1 and seen["queue"]["batches"] >= 1
+    assert any(status == TASK_RUNNING and block for status, block in seen["tasks"])
     assert seen["limit_bytes"] > 0
 
 
@@ -303,7 +303,8 @@ def snapshot(now: float, wait: float, given: int, since: float = 0.0) -> dict[st
         "waiting_since_ns": int(since * 1e9) + 1 if since else 0, "wait_ns": int(wait * 1e9),
         "given": given, "used_bytes": 1 << 21, "limit_bytes": 1 << 30, "stopped": False,
         "opening_ns": 0, "group_milli": 0,
-        "queue": {"queued": 1, "running": 1, "done": 4, "waiting": 2, "batches": 3, "ready": 1},
+        # 1 queued, 1 running, 4 done, 2 not begun; of 3 batches 1 is ready
+        "tasks": [(1, 64), (2, 64), *[(3, 128)] * 4, (6, 192), (7, 192)],
         "workers": [worker, {**worker, "state": 0, "running": None},
                     {**worker, "state": 3, "running": None, "starts": 3}],
     }  # fmt: skip

@@ -3,10 +3,8 @@
  */
 #include "py/module/mn_state.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,25 +191,6 @@ at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
 }
 
 static PyObject *
-worker_dict(PyObject *read, const struct mn_ctl *c, struct mn_worker *k,
-            const struct mn_task *tasks)
-{
-    PyObject *running = at_work(read, c, k, tasks);
-    if (running == NULL) {
-        return NULL;
-    }
-    /* Relaxed: of a copy. */
-    return Py_BuildValue(
-        "{sI sI sI sN sK sK sK sK sK}", "state", mn_a32_load_relaxed(&k->state), "pid",
-        mn_worker_pid(k), "starts", mn_worker_starts(k), "running", running, "since_ns",
-        (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
-        (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
-        (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",
-        (unsigned long long)mn_a64_load_relaxed(&k->busy_ns), "cpu_ns",
-        (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns));
-}
-
-static PyObject *
 workers_list(PyObject *read, const struct mn_ctl *c, const struct mn_task *tasks)
 {
     /* aligned as the records require */
@@ -222,59 +201,25 @@ workers_list(PyObject *read, const struct mn_ctl *c, const struct mn_task *tasks
         Py_CLEAR(out);
     }
     for (uint32_t i = 0; out != NULL && i < c->nworkers; i++) {
-        mn_list_add(&out, worker_dict(read, c, &w[i], tasks));
+        mn_list_add(&out, mn_worker_dict(&w[i], at_work(read, c, &w[i], tasks)));
     }
     free(w);
     return out;
 }
 
-struct place {
-    uint64_t block_off;
-    bool busy;
-};
-
-static int
-by_block(const void *a, const void *b)
-{
-    uint64_t x = ((const struct place *)a)->block_off, y = ((const struct place *)b)->block_off;
-    return (x > y) - (x < y);
-}
-
-/* Returns {queued, running, done, waiting, batches, ready}: tasks by state; batches in flight; and
- * those that are complete and not taken. */
+/* Returns (enum mn_task_status, number of the block) of each task in use. */
 static PyObject *
-queue_dict(const struct mn_ctl *c, const struct mn_task *tasks)
+tasks_list(const struct mn_ctl *c, const struct mn_task *tasks)
 {
-    struct place *p = PyMem_Calloc((size_t)c->ntasks + 1, sizeof(*p));
-    if (p == NULL) {
-        return PyErr_NoMemory();
-    }
-    unsigned int n[8] = {0}, count = 0, batches = 0, ready = 0;
-    for (uint32_t i = 0; i < c->ntasks; i++) {
+    PyObject *out = PyList_New(0);
+    for (uint32_t i = 0; out != NULL && i < c->ntasks; i++) {
         enum mn_task_status st = mn_word_status(mn_a64_load_relaxed(&tasks[i].word));
-        if (st == MN_TASK_FREE || st > MN_TASK_WAITING) {
-            continue;
+        if (st != MN_TASK_FREE) {
+            mn_list_add(&out, Py_BuildValue("(iK)", (int)st,
+                                            (unsigned long long)tasks[i].block_off));
         }
-        n[st]++;
-        p[count++] = (struct place){tasks[i].block_off,
-                                    st == MN_TASK_QUEUED || st == MN_TASK_RUNNING
-                                        || st == MN_TASK_PLANNED || st == MN_TASK_WAITING};
     }
-    qsort(p, count, sizeof(*p), by_block);
-    for (unsigned int i = 0; i < count;) {
-        bool busy = false;
-        uint64_t block = p[i].block_off;
-        for (; i < count && p[i].block_off == block; i++) {
-            busy |= p[i].busy;
-        }
-        batches++;
-        ready += !busy;
-    }
-    PyMem_Free(p);
-    return Py_BuildValue("{sI sI sI sI sI sI}", "queued", n[MN_TASK_QUEUED], "running",
-                         n[MN_TASK_RUNNING], "done", n[MN_TASK_DONE], "waiting",
-                         n[MN_TASK_PLANNED] + n[MN_TASK_WAITING], "batches", batches, "ready",
-                         ready);
+    return out;
 }
 
 static const char peek_doc[] =
@@ -297,37 +242,24 @@ peek(PyObject *Py_UNUSED(module), PyObject *read)
     }
     if (bring(read, c.tasks_off, tasks, (uint64_t)c.ntasks * sizeof(*tasks)) == 0) {
         workers = workers_list(read, &c, tasks);
-    }
-    if (workers != NULL && (queue = queue_dict(&c, tasks)) == NULL) {
-        Py_CLEAR(workers);
+        queue = workers != NULL ? tasks_list(&c, tasks) : NULL;
     }
     PyMem_Free(tasks);
-    if (workers == NULL) {
+    if (queue == NULL) {
+        Py_XDECREF(workers);
         return NULL;
     }
-    const char *end = memchr(c.title, 0, sizeof(c.title));
-    Py_ssize_t length = end != NULL ? end - c.title : (Py_ssize_t)sizeof(c.title);
-    PyObject *title = PyUnicode_DecodeUTF8(c.title, length, "replace");
-    if (title == NULL) {
-        Py_DECREF(workers);
-        Py_DECREF(queue);
-        return NULL;
-    }
-    /* Relaxed: of a copy. */
+    c.title[sizeof(c.title) - 1] = '\0';
+    PyObject *title = PyUnicode_DecodeUTF8(c.title, (Py_ssize_t)strlen(c.title), "replace");
+#define NUMBER(name) #name, (unsigned long long)mn_a64_load_relaxed(&c.name) /* of a copy */
     return Py_BuildValue(
-        "{sN sI sO sK sK sK sK sK sK sK sK sK sK sN sN}", "title", title,
-        "trainer_pid", c.trainer_pid,
-        "stopped", mn_a32_load_relaxed(&c.stop) != 0 ? Py_True : Py_False, "now_ns",
-        (unsigned long long)mn_now_ns(), "opened_ns",
-        (unsigned long long)mn_a64_load_relaxed(&c.opened_ns), "waiting_since_ns",
-        (unsigned long long)mn_a64_load_relaxed(&c.waiting_since_ns), "wait_ns",
-        (unsigned long long)mn_a64_load_relaxed(&c.wait_ns), "given",
-        (unsigned long long)mn_a64_load_relaxed(&c.given), "used_bytes",
-        (unsigned long long)mn_a64_load_relaxed(&c.used_bytes), "limit_bytes",
-        (unsigned long long)mn_a64_load_relaxed(&c.limit_bytes), "opening_ns",
-        (unsigned long long)mn_a64_load_relaxed(&c.opening_ns), "group_milli",
-        (unsigned long long)mn_a64_load_relaxed(&c.group_milli), "failed",
-        (unsigned long long)mn_a64_load_relaxed(&c.failed), "queue", queue, "workers", workers);
+        "{sN sI sO sK sK sK sK sK sK sK sK sK sK sN sN}", "title", title, "trainer_pid",
+        c.trainer_pid, "stopped", mn_a32_load_relaxed(&c.stop) != 0 ? Py_True : Py_False, "now_ns",
+        (unsigned long long)mn_now_ns(), NUMBER(opened_ns), NUMBER(waiting_since_ns),
+        NUMBER(wait_ns), NUMBER(given), NUMBER(used_bytes), NUMBER(limit_bytes),
+        NUMBER(opening_ns), NUMBER(group_milli), NUMBER(failed), "tasks", queue, "workers",
+        workers);
+#undef NUMBER
 }
 
 /* ---- results of minato._core with many fields: tuples whose items have names ---- */
@@ -425,70 +357,6 @@ add_named_tuples(PyObject *module, struct mn_state *st)
     return 0;
 }
 
-PyObject *
-mn_named_tuple(PyTypeObject *type, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    PyObject *values = Py_VaBuildValue(format, args);
-    va_end(args);
-    PyObject *made = values != NULL ? PyStructSequence_New(type) : NULL;
-    for (Py_ssize_t i = 0; made != NULL && i < PyTuple_GET_SIZE(values); i++) {
-        PyStructSequence_SetItem(made, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
-    }
-    Py_XDECREF(values);
-    if (made != NULL && !PyObject_GC_IsTracked(made)) {
-        PyObject_GC_Track(made); /* errors in it refer to frames that refer to it */
-    }
-    return made;
-}
-
-PyObject *
-mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
-              PyObject *indices, PyObject *extras)
-{
-    if (indices == NULL || extras == NULL) {
-        Py_XDECREF(indices);
-        Py_XDECREF(extras);
-        return NULL;
-    }
-    return mn_named_tuple(st->task_type, "(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
-                          (unsigned long long)b->epoch, (unsigned long long)b->position,
-                          (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
-                          indices, b->spares, extras);
-}
-
-/* ---- errors and lists ---- */
-
-int
-mn_raise_errno(int rc, const char *what)
-{
-    if (rc >= 0) {
-        return 0;
-    }
-    if (rc == -ENOMEM) {
-        PyErr_Format(PyExc_MemoryError, "%s: out of memory", what);
-    }
-    else {
-        PyObject *text = PyUnicode_FromFormat("%s: %s", what, strerror(-rc));
-        PyObject *args = text == NULL ? NULL : Py_BuildValue("(iN)", -rc, text);
-        if (args != NULL) {
-            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that errno */
-            Py_DECREF(args);
-        }
-    }
-    return -1;
-}
-
-void
-mn_list_add(PyObject **list, PyObject *item)
-{
-    if (item == NULL || PyList_Append(*list, item) < 0) {
-        Py_CLEAR(*list);
-    }
-    Py_XDECREF(item);
-}
-
 /* ---- the module ---- */
 
 PyDoc_STRVAR(bind_torch_doc,
@@ -542,7 +410,6 @@ bind_torch(PyObject *module, PyObject *args)
 static PyMethodDef core_methods[] = {
     {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"peek", peek, METH_O, peek_doc},
-    {"native_info", mn_native_info, METH_O, mn_native_info_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -550,6 +417,7 @@ static PyMethodDef core_methods[] = {
 #define NUMBERS(X)                                                                       \
     X(KIND_ROWS) X(KIND_SAMPLES) X(KIND_BATCH) X(KIND_RESUME) X(KIND_PART)               \
     X(KIND_COLLATE)                                                                      \
+    X(TASK_QUEUED) X(TASK_RUNNING) X(TASK_PLANNED) X(TASK_WAITING)                       \
     X(EXTRA_SAMPLE) X(EXTRA_ERROR) X(EXTRA_OBJECTS) X(EXTRA_REFUSED) X(EXTRA_LEFT_OUT)   \
     X(EXTRA_REPLACED) X(EXTRA_FATAL)                                                     \
     X(NODE_DICT) X(NODE_LIST) X(NODE_TUPLE) X(NODE_NAMED) X(NODE_TENSOR) X(NODE_ARRAY)   \
@@ -655,6 +523,7 @@ core_exec(PyObject *module)
 #endif
     if (mn_pending_open(module, st) < 0 || add_named_tuples(module, st) < 0
         || PyModule_AddFunctions(module, mn_process_functions) < 0
+        || PyModule_AddFunctions(module, mn_native_functions) < 0
         || add_numbers(module) < 0 || add_names(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;

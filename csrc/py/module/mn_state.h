@@ -96,16 +96,18 @@ PyObject *
 mn_native_next(struct mn_state *st, struct mn_native_part *o, struct mn_worker_side *side,
                struct mn_worker_clock *clock, uint32_t *task);
 
-/* Describes what a dataset's native pipeline makes. */
-extern const char mn_native_info_doc[];
-PyObject *
-mn_native_info(PyObject *module, PyObject *capsule);
+extern PyMethodDef mn_native_functions[];
 
 /* Returns the model in a CostModel; NULL with an exception for another object. */
 struct mn_shared_costs *
 mn_costs_of(struct mn_state *st, PyObject *costs);
 
 extern PyMethodDef mn_process_functions[]; /* mn_process.c */
+
+/* Returns the records of a worker, also from a copy of its entry. Takes over `running`; it may be
+ * NULL with an exception. */
+PyObject *
+mn_worker_dict(struct mn_worker *k, PyObject *running);
 
 /* Turns 0 or -errno into 0 or -1 with an exception that says what was attempted. */
 int

@@ -127,8 +127,8 @@ mn_engine_py_lost(PyObject *self, struct mn_engine *e, PyObject *block)
 
 const char mn_engine_workers_doc[] =
     "workers() -> one dict a worker: state (0 none, 1 wanted, 2 starting, 3 ready,\n"
-    "4 exited, 5 swept), pid, status, running (batch, row) or None, since_ns, tasks, rows,\n"
-    "busy_ns, cpu_ns, init_states (three hashes, see mn_records.h)";
+    "4 exited, 5 swept), pid, starts, status, running (batch, row) or None, since_ns, tasks,\n"
+    "rows, busy_ns, cpu_ns, init_states (three hashes, see mn_records.h)";
 
 static PyObject *
 running_of(const struct mn_shm *shm, struct mn_worker *k)
@@ -156,24 +156,7 @@ mn_engine_py_workers(PyObject *Py_UNUSED(self), struct mn_engine *e,
     PyObject *out = PyList_New(0);
     for (uint32_t w = 0; out != NULL && w < n; w++) {
         struct mn_worker *k = mn_worker_at(shm, w);
-        PyObject *running = running_of(shm, k);
-        PyObject *one =
-            running == NULL
-                ? NULL
-                : Py_BuildValue(
-                      "{sI sI si sN sK sK sK sK sK s(KKK)}", "state",
-                      mn_a32_load_acquire(&k->state), /* [S2] */
-                      "pid", mn_worker_pid(k), "status",
-                      (int32_t)mn_a32_load_relaxed(&k->exit_status), "running", running, "since_ns",
-                      (unsigned long long)mn_a64_load_relaxed(&k->since_ns), "tasks",
-                      (unsigned long long)mn_a64_load_relaxed(&k->tasks_done), "rows",
-                      (unsigned long long)mn_a64_load_relaxed(&k->rows_done), "busy_ns",
-                      (unsigned long long)mn_a64_load_relaxed(&k->busy_ns), "cpu_ns",
-                      (unsigned long long)mn_a64_load_relaxed(&k->cpu_ns), "init_states",
-                      (unsigned long long)k->init_states[0],
-                      (unsigned long long)k->init_states[1],
-                      (unsigned long long)k->init_states[2]);
-        mn_list_add(&out, one);
+        mn_list_add(&out, mn_worker_dict(k, running_of(shm, k)));
     }
     return out;
 }

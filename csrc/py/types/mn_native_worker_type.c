@@ -30,7 +30,7 @@ pipeline_of(PyObject *capsule)
     return p;
 }
 
-const char mn_native_info_doc[] =
+static const char info_doc[] =
     "native_info(capsule) -> (keying, [(kind, itemsize, shape), ...])\n\n"
     "Describes a capsule \"minato.native_pipeline.v1\": how its samples are keyed (0 by the "
     "epoch,\n"
@@ -51,8 +51,8 @@ field_tuple(const struct mn_native_field *f)
     return shape == NULL ? NULL : Py_BuildValue("(CiN)", f->kind, (int)f->itemsize, shape);
 }
 
-PyObject *
-mn_native_info(PyObject *Py_UNUSED(module), PyObject *capsule)
+static PyObject *
+native_info(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
     const struct mn_native_pipeline *p = pipeline_of(capsule);
     PyObject *list = p != NULL ? PyList_New(0) : NULL;
@@ -61,6 +61,11 @@ mn_native_info(PyObject *Py_UNUSED(module), PyObject *capsule)
     }
     return list == NULL ? NULL : Py_BuildValue("(IN)", p->keying, list);
 }
+
+PyMethodDef mn_native_functions[] = {
+    {"native_info", native_info, METH_O, info_doc},
+    {NULL, NULL, 0, NULL},
+};
 
 static int
 take_indices(struct mn_native_part *o, PyObject *indices)

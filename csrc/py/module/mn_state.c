@@ -1,0 +1,85 @@
+/* mn_state.c - named tuples, records of workers, system errors, and lists. See mn_state.h.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "py/module/mn_state.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <string.h>
+
+PyObject *
+mn_named_tuple(PyTypeObject *type, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    PyObject *values = Py_VaBuildValue(format, args);
+    va_end(args);
+    PyObject *made = values != NULL ? PyStructSequence_New(type) : NULL;
+    for (Py_ssize_t i = 0; made != NULL && i < PyTuple_GET_SIZE(values); i++) {
+        PyStructSequence_SetItem(made, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
+    }
+    Py_XDECREF(values);
+    if (made != NULL && !PyObject_GC_IsTracked(made)) {
+        PyObject_GC_Track(made); /* errors in it refer to frames that refer to it */
+    }
+    return made;
+}
+
+PyObject *
+mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct mn_block *b,
+              PyObject *indices, PyObject *extras)
+{
+    if (indices == NULL || extras == NULL) {
+        Py_XDECREF(indices);
+        Py_XDECREF(extras);
+        return NULL;
+    }
+    return mn_named_tuple(st->task_type, "(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
+                          (unsigned long long)b->epoch, (unsigned long long)b->position,
+                          (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
+                          indices, b->spares, extras);
+}
+
+PyObject *
+mn_worker_dict(struct mn_worker *k, PyObject *running)
+{
+#define COUNT(name) (unsigned long long)mn_a64_load_relaxed(&k->name)
+    return Py_BuildValue(
+        "{sI sI sI si sN sK sK sK sK sK s(KKK)}", "state",
+        mn_a32_load_acquire(&k->state), /* [S2] */
+        "pid", mn_worker_pid(k), "starts", mn_worker_starts(k), "status",
+        (int32_t)mn_a32_load_relaxed(&k->exit_status), "running", running, "since_ns",
+        COUNT(since_ns), "tasks", COUNT(tasks_done), "rows", COUNT(rows_done), "busy_ns",
+        COUNT(busy_ns), "cpu_ns", COUNT(cpu_ns), "init_states",
+        (unsigned long long)k->init_states[0], (unsigned long long)k->init_states[1],
+        (unsigned long long)k->init_states[2]);
+}
+
+int
+mn_raise_errno(int rc, const char *what)
+{
+    if (rc >= 0) {
+        return 0;
+    }
+    if (rc == -ENOMEM) {
+        PyErr_Format(PyExc_MemoryError, "%s: out of memory", what);
+    }
+    else {
+        PyObject *text = PyUnicode_FromFormat("%s: %s", what, strerror(-rc));
+        PyObject *args = text == NULL ? NULL : Py_BuildValue("(iN)", -rc, text);
+        if (args != NULL) {
+            PyErr_SetObject(PyExc_OSError, args); /* becomes the subclass of that errno */
+            Py_DECREF(args);
+        }
+    }
+    return -1;
+}
+
+void
+mn_list_add(PyObject **list, PyObject *item)
+{
+    if (item == NULL || PyList_Append(*list, item) < 0) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(item);
+}
