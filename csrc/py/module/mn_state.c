@@ -41,6 +41,20 @@ mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct m
 }
 
 PyObject *
+mn_fetch_error(void)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL) {
+        PyException_SetTraceback(error, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+}
+
+PyObject *
 mn_worker_dict(struct mn_worker *k, PyObject *running)
 {
 #define COUNT(name) (unsigned long long)mn_a64_load_relaxed(&k->name)
@@ -82,4 +96,19 @@ mn_list_add(PyObject **list, PyObject *item)
         Py_CLEAR(*list);
     }
     Py_XDECREF(item);
+}
+
+PyObject *
+mn_shape_tuple(int ndim, const int64_t *shape)
+{
+    PyObject *t = PyTuple_New(ndim);
+    for (int i = 0; t != NULL && i < ndim; i++) {
+        PyObject *n = PyLong_FromLongLong(shape[i]);
+        if (n == NULL) {
+            Py_CLEAR(t);
+            break;
+        }
+        PyTuple_SET_ITEM(t, i, n);
+    }
+    return t;
 }

@@ -113,6 +113,14 @@ mn_worker_dict(struct mn_worker *k, PyObject *running);
 int
 mn_raise_errno(int rc, const char *what);
 
+/* Returns the exception that is set, with its traceback, and clears it. */
+PyObject *
+mn_fetch_error(void);
+
+/* Returns lengths as a tuple of int. NULL with an exception. */
+PyObject *
+mn_shape_tuple(int ndim, const int64_t *shape);
+
 /* Appends an item and takes it over; it may be NULL with an exception. Sets the list to NULL if
  * there is no item, or no memory. */
 void

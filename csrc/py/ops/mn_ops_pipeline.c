@@ -301,23 +301,16 @@ boxes_list(const struct mn_boxes *boxes)
     PyObject *list = PyList_New(boxes->n_classes);
     for (int32_t i = 0; list != NULL && i < boxes->n_classes; i++) {
         const struct mn_class_boxes *c = &boxes->classes[i];
-        PyObject *first = box_tuple(&c->boxes[0]);
-        PyObject *second = c->n_boxes > 1 ? box_tuple(&c->boxes[1]) : NULL;
-        PyObject *item = NULL;
-        if (first != NULL && (second != NULL || c->n_boxes == 1)) {
-            item = second == NULL
-                       ? Py_BuildValue("(iL(O))", c->value, (long long)c->components, first)
-                       : Py_BuildValue("(iL(OO))", c->value, (long long)c->components,
-                                       first, second);
-        }
-        Py_XDECREF(first);
-        Py_XDECREF(second);
+        PyObject *item = c->n_boxes > 1
+                             ? Py_BuildValue("(iL(NN))", c->value, (long long)c->components,
+                                             box_tuple(&c->boxes[0]), box_tuple(&c->boxes[1]))
+                             : Py_BuildValue("(iL(N))", c->value, (long long)c->components,
+                                             box_tuple(&c->boxes[0]));
         if (item == NULL) {
             Py_CLEAR(list);
+            break;
         }
-        else {
-            PyList_SET_ITEM(list, i, item);
-        }
+        PyList_SET_ITEM(list, i, item);
     }
     return list;
 }

@@ -32,28 +32,13 @@ over_delete(struct mn_dl_managed *m)
 #endif
 }
 
-static PyObject *
-shape_tuple(int ndim, const int64_t *shape)
-{
-    PyObject *t = PyTuple_New(ndim);
-    for (int i = 0; t != NULL && i < ndim; i++) {
-        PyObject *n = PyLong_FromLongLong(shape[i]);
-        if (n == NULL) {
-            Py_CLEAR(t);
-            break;
-        }
-        PyTuple_SET_ITEM(t, i, n);
-    }
-    return t;
-}
-
 /* The fallback. view is a bytes-like object, and is consumed. The result says which storage guards
  * the view's hold: none if there are no values, and the hold is released by then. */
 static PyObject *
 from_view(struct mn_state *st, PyObject *view, struct mn_dl_dtype dtype, int ndim,
           const int64_t *shape)
 {
-    PyObject *dims = shape_tuple(ndim, shape);
+    PyObject *dims = mn_shape_tuple(ndim, shape);
     PyObject *t = NULL;
     if (dims != NULL && st->from_view != NULL) {
         t = PyObject_CallFunction(st->from_view, "OiiO", view, (int)dtype.code,

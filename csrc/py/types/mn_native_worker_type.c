@@ -37,27 +37,14 @@ static const char info_doc[] =
     "1 by the loader's seeds) and their fields. ValueError for one that cannot be used.";
 
 static PyObject *
-field_tuple(const struct mn_native_field *f)
-{
-    PyObject *shape = PyTuple_New(f->ndim);
-    for (int32_t axis = 0; shape != NULL && axis < f->ndim; axis++) {
-        PyObject *length = PyLong_FromLongLong(f->shape[axis]);
-        if (length == NULL) {
-            Py_CLEAR(shape);
-            break;
-        }
-        PyTuple_SET_ITEM(shape, axis, length);
-    }
-    return shape == NULL ? NULL : Py_BuildValue("(CiN)", f->kind, (int)f->itemsize, shape);
-}
-
-static PyObject *
 native_info(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
     const struct mn_native_pipeline *p = pipeline_of(capsule);
     PyObject *list = p != NULL ? PyList_New(0) : NULL;
     for (int32_t i = 0; list != NULL && i < p->n_fields; i++) {
-        mn_list_add(&list, field_tuple(&p->fields[i]));
+        const struct mn_native_field *f = &p->fields[i];
+        mn_list_add(&list, Py_BuildValue("(CiN)", f->kind, (int)f->itemsize,
+                                         mn_shape_tuple(f->ndim, f->shape)));
     }
     return list == NULL ? NULL : Py_BuildValue("(IN)", p->keying, list);
 }
@@ -139,12 +126,8 @@ mn_sent_indices(struct mn_block *b)
 static PyObject *
 extras_of(const struct mn_native_failure *failure)
 {
-    PyObject *type, *error, *trace;
     mn_ops_raise_chars(failure->rc, failure->text);
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
+    PyObject *error = mn_fetch_error();
     return error != NULL
                ? Py_BuildValue("[(IiN)]", failure->row, (int)MN_EXTRA_ERROR, error)
                : NULL;

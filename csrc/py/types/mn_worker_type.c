@@ -67,16 +67,9 @@ add_error(const struct mn_worker_object *o, PyObject *extras, uint32_t row, enum
     if (!exits && !PyErr_ExceptionMatches(PyExc_Exception)) {
         return -1;
     }
-    PyObject *type, *value, *tb;
-    PyErr_Fetch(&type, &value, &tb);
-    PyErr_NormalizeException(&type, &value, &tb);
-    if (tb != NULL) {
-        PyException_SetTraceback(value, tb);
-    }
+    PyObject *value = mn_fetch_error();
     int rc = add_extra(extras, row, what, value);
-    Py_XDECREF(type);
     Py_XDECREF(value);
-    Py_XDECREF(tb);
     return rc;
 }
 
