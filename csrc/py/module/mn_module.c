@@ -1,4 +1,4 @@
-/* mn_module.c - minato._core: module state, bind_torch(), peek(), facts of the build.
+/* mn_module.c - minato._core: module state, peek(), facts of the build.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/module/mn_state.h"
@@ -359,56 +359,7 @@ add_named_tuples(PyObject *module, struct mn_state *st)
 
 /* ---- the module ---- */
 
-PyDoc_STRVAR(bind_torch_doc,
-"bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
-"free_weak, iterator)\n\n"
-"Sets how the core makes tensors: torch.Tensor, its DLPack exchange capsule or None,\n"
-"the capsule of minato._torch or None, the Python functions that mn_state.h describes, and\n"
-"torch's class of iterators with workers.");
-
-static PyObject *
-bind_torch(PyObject *module, PyObject *args)
-{
-    struct mn_state *st = PyModule_GetState(module);
-    PyObject *type, *capsule, *plain_tensor, *from_view, *weak_ref, *expired, *free_weak, *iterator;
-    if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PyType_Type, &type, &capsule, &plain_tensor,
-                          &from_view, &weak_ref, &expired, &free_weak, &iterator)) {
-        return NULL;
-    }
-    const struct mn_plain_tensor *plain = NULL;
-    if (plain_tensor != Py_None) {
-        plain = PyCapsule_GetPointer(plain_tensor, MN_PLAIN_TENSOR);
-        if (plain == NULL) {
-            return NULL;
-        }
-    }
-    const struct mn_dl_api *api = NULL;
-    if (capsule != Py_None) {
-        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-        if (api == NULL) {
-            return NULL;
-        }
-        if (api->version.major != 1) {
-            api = NULL; /* another ABI: use the fallback */
-        }
-    }
-    PyObject *next = PyObject_GetAttr(iterator, st->str_next);
-    if (next == NULL) {
-        return NULL;
-    }
-    Py_XSETREF(st->torch_next, next);
-    Py_XSETREF(st->torch_iterator, Py_NewRef(iterator));
-    st->dlpack = api;
-    st->plain = plain;
-    Py_XSETREF(st->tensor_type, (PyTypeObject *)Py_NewRef(type));
-    Py_XSETREF(st->from_view, Py_NewRef(from_view));
-    Py_XSETREF(st->weak_ref, Py_NewRef(weak_ref));
-    mn_pending_bind(st, expired, free_weak);
-    return PyBool_FromLong(api != NULL);
-}
-
 static PyMethodDef core_methods[] = {
-    {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"peek", peek, METH_O, peek_doc},
     {NULL, NULL, 0, NULL},
 };

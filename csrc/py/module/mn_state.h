@@ -166,13 +166,9 @@ mn_hold_guard(struct mn_state *st, struct mn_hold *hold, PyObject *tensor);
 void
 mn_pending_reclaim(struct mn_state *st);
 
-/* Adds the functions of holds to the module. 0, or -1 with an exception. */
+/* Adds bind_torch() and the functions of holds to the module. 0, or -1 with an exception. */
 int
 mn_pending_open(PyObject *module, struct mn_state *st);
-
-/* Allows holds to be guarded from now on, by functions that bind_torch() received. */
-void
-mn_pending_bind(struct mn_state *st, PyObject *expired, PyObject *free_weak);
 
 /* Makes a bytes-like object over a hold, which it takes over. */
 PyObject *

@@ -343,6 +343,19 @@ seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static int
+visit_target(struct mn_seed_target *t, visitproc visit, void *arg)
+{
+    Py_VISIT(t->label);
+    Py_VISIT(t->owner);
+    Py_VISIT(t->bitgen);
+    Py_VISIT(t->sink.obj);
+    Py_VISIT(t->sink.lock);
+    Py_VISIT(t->sink.cache_attr);
+    Py_VISIT(t->sink.function);
+    return 0;
+}
+
+static int
 seeder_traverse(PyObject *op, visitproc visit, void *arg)
 {
     struct mn_seeder *self = (struct mn_seeder *)op;
@@ -352,7 +365,7 @@ seeder_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->watch.find);
     Py_VISIT(self->watch.types);
     for (Py_ssize_t i = 0; i < self->ntargets; i++) {
-        int rc = mn_seed_target_visit(&self->targets[i], visit, arg);
+        int rc = visit_target(&self->targets[i], visit, arg);
         if (rc != 0) {
             return rc;
         }
@@ -582,13 +595,29 @@ seeder_share(PyObject *self, PyObject *ranks)
 
 /* ---- inspection -------------------------------------------------------------------- */
 
+static const char *
+path_of(const struct mn_seed_target *t)
+{
+    switch (t->sink.kind) {
+    case MN_SEED_FILL:
+    case MN_SEED_TORCH:
+        return "filled";
+    case MN_SEED_CALL:
+        return "setstate";
+    case MN_SEED_HOOK:
+        return "called";
+    default:
+        return "absent";
+    }
+}
+
 static PyObject *
 seeder_describe(PyObject *op, PyObject *Py_UNUSED(ignored))
 {
     struct mn_seeder *self = (struct mn_seeder *)op;
     PyObject *dict = PyDict_New();
     for (Py_ssize_t i = 0; dict != NULL && i < self->ntargets; i++) {
-        PyObject *path = PyUnicode_FromString(mn_seed_target_path(&self->targets[i]));
+        PyObject *path = PyUnicode_FromString(path_of(&self->targets[i]));
         if (path == NULL || PyDict_SetItem(dict, self->targets[i].label, path) < 0) {
             Py_CLEAR(dict);
         }

@@ -131,14 +131,7 @@ void
 mn_seed_target_close(struct mn_seed_target *t);
 
 int
-mn_seed_target_visit(struct mn_seed_target *t, visitproc visit, void *arg);
-
-int
 mn_seed_target_seed(struct mn_seed_target *t, struct mn_seed_key key,
                     const struct mn_seed_isa *isa);
-
-/* Returns "filled", "setstate", "called" or "absent". */
-const char *
-mn_seed_target_path(const struct mn_seed_target *t);
 
 #endif /* MN_SEED_H */

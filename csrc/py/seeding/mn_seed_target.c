@@ -248,35 +248,6 @@ mn_seed_target_close(struct mn_seed_target *t)
     Py_CLEAR(t->bitgen);
 }
 
-int
-mn_seed_target_visit(struct mn_seed_target *t, visitproc visit, void *arg)
-{
-    Py_VISIT(t->label);
-    Py_VISIT(t->owner);
-    Py_VISIT(t->bitgen);
-    Py_VISIT(t->sink.obj);
-    Py_VISIT(t->sink.lock);
-    Py_VISIT(t->sink.cache_attr);
-    Py_VISIT(t->sink.function);
-    return 0;
-}
-
-const char *
-mn_seed_target_path(const struct mn_seed_target *t)
-{
-    switch (t->sink.kind) {
-    case MN_SEED_FILL:
-    case MN_SEED_TORCH:
-        return "filled";
-    case MN_SEED_CALL:
-        return "setstate";
-    case MN_SEED_HOOK:
-        return "called";
-    default:
-        return "absent";
-    }
-}
-
 /* ---- locks -------------------------------------------------------------------------- */
 
 /* NumPy draws large arrays with its lock held and the GIL released, and its generator reads past

@@ -53,13 +53,6 @@ struct mn_pending {
     PyObject *free_weak;   /* int -> None */
 };
 
-void
-mn_pending_bind(struct mn_state *st, PyObject *expired, PyObject *free_weak)
-{
-    Py_XSETREF(st->pending->expired, Py_NewRef(expired));
-    Py_XSETREF(st->pending->free_weak, Py_NewRef(free_weak));
-}
-
 struct mn_hold *
 mn_hold_new(struct mn_state *st, struct mn_engine *e, uint64_t block_off, uint64_t off,
             uint64_t bytes)
@@ -352,7 +345,59 @@ mn_arena_view_new(struct mn_state *st, struct mn_hold *hold, uint64_t bytes)
     return (PyObject *)v;
 }
 
+/* ---- functions of the module ---- */
+
+PyDoc_STRVAR(bind_torch_doc,
+"bind_torch(tensor_type, exchange_api, plain_tensor, from_view, weak_ref, expired,\n"
+"free_weak, iterator)\n\n"
+"Sets how the core makes tensors: torch.Tensor, its DLPack exchange capsule or None,\n"
+"the capsule of minato._torch or None, the Python functions that mn_state.h describes, and\n"
+"torch's class of iterators with workers.");
+
+static PyObject *
+bind_torch(PyObject *module, PyObject *args)
+{
+    struct mn_state *st = PyModule_GetState(module);
+    PyObject *type, *capsule, *plain_tensor, *from_view, *weak_ref, *expired, *free_weak, *iterator;
+    if (!PyArg_ParseTuple(args, "O!OOOOOOO", &PyType_Type, &type, &capsule, &plain_tensor,
+                          &from_view, &weak_ref, &expired, &free_weak, &iterator)) {
+        return NULL;
+    }
+    const struct mn_plain_tensor *plain = NULL;
+    if (plain_tensor != Py_None) {
+        plain = PyCapsule_GetPointer(plain_tensor, MN_PLAIN_TENSOR);
+        if (plain == NULL) {
+            return NULL;
+        }
+    }
+    const struct mn_dl_api *api = NULL;
+    if (capsule != Py_None) {
+        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+        if (api == NULL) {
+            return NULL;
+        }
+        if (api->version.major != 1) {
+            api = NULL; /* another ABI: use the fallback */
+        }
+    }
+    PyObject *next = PyObject_GetAttr(iterator, st->str_next);
+    if (next == NULL) {
+        return NULL;
+    }
+    Py_XSETREF(st->torch_next, next);
+    Py_XSETREF(st->torch_iterator, Py_NewRef(iterator));
+    st->dlpack = api;
+    st->plain = plain;
+    Py_XSETREF(st->tensor_type, (PyTypeObject *)Py_NewRef(type));
+    Py_XSETREF(st->from_view, Py_NewRef(from_view));
+    Py_XSETREF(st->weak_ref, Py_NewRef(weak_ref));
+    Py_XSETREF(st->pending->expired, Py_NewRef(expired)); /* holds can be guarded from now on */
+    Py_XSETREF(st->pending->free_weak, Py_NewRef(free_weak));
+    return PyBool_FromLong(api != NULL);
+}
+
 static PyMethodDef functions[] = {
+    {"bind_torch", bind_torch, METH_VARARGS, bind_torch_doc},
     {"fork_begins", fork_begins, METH_NOARGS,
      PyDoc_STR("fork_begins(): call it before each fork.")},
     {"fork_ends", fork_ends, METH_NOARGS,

@@ -11,11 +11,18 @@
 #include "engine/mn_engine_snapshot.h"
 #include "py/transport/mn_layout.h"
 
+/* A layout that workers read. There are one or two of them. */
+struct mn_posted {
+    struct mn_posted *next;
+    PyObject *layout;
+    uint32_t at;
+};
+
 struct mn_engine_object {
     PyObject_HEAD
     struct mn_engine *engine; /* NULL: closed */
     PyObject *costs;          /* CostModel or None: outlives the engine */
-    struct mn_posted *posted; /* layouts that workers read, kept alive: mn_engine_type_plan.c */
+    struct mn_posted *posted; /* kept alive */
     pid_t pid;                /* process that owns it; in a forked child it does nothing */
     unsigned int inside;      /* threads in its functions without the GIL; close() waits for them */
 };
@@ -106,9 +113,6 @@ mn_layout_form(const struct mn_layout *l, struct mn_form *form)
     form->nfields = l->nfields;
     form->row_bytes = l->row_bytes;
 }
-
-void
-mn_engine_forget_posted(PyObject *self);
 
 /* ---- methods ------------------------------------------------------------------------------
  *

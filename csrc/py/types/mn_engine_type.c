@@ -100,7 +100,12 @@ engine_dealloc(PyObject *self)
         Py_END_ALLOW_THREADS
     }
     Py_XDECREF(o->costs);
-    mn_engine_forget_posted(self);
+    while (o->posted != NULL) {
+        struct mn_posted *p = o->posted;
+        o->posted = p->next;
+        Py_DECREF(p->layout);
+        PyMem_Free(p);
+    }
     mn_free_object(self);
 }
 

@@ -118,13 +118,6 @@ split_spares(uint32_t *nrows, uint32_t spares)
 
 /* ---- layouts that workers can read ------------------------------------------------------ */
 
-/* A posted layout. There are one or two of them. */
-struct mn_posted {
-    struct mn_posted *next;
-    PyObject *layout;
-    uint32_t at;
-};
-
 uint32_t
 mn_engine_posted(PyObject *self, PyObject *layout)
 {
@@ -133,18 +126,6 @@ mn_engine_posted(PyObject *self, PyObject *layout)
         p = p->next;
     }
     return p != NULL ? p->at : 0;
-}
-
-void
-mn_engine_forget_posted(PyObject *self)
-{
-    struct mn_engine_object *o = (struct mn_engine_object *)self;
-    while (o->posted != NULL) {
-        struct mn_posted *p = o->posted;
-        o->posted = p->next;
-        Py_DECREF(p->layout);
-        PyMem_Free(p);
-    }
 }
 
 /* Returns where workers read the layout. Posts it at the first use. 0 with an exception. */
