@@ -420,16 +420,13 @@ add_numbers(PyObject *module)
 static int
 add_tuple(PyObject *module, const char *attribute, const char *const *names, size_t count)
 {
-    PyObject *found = PyTuple_New((Py_ssize_t)count);
-    for (size_t n = 0; found != NULL && n < count; n++) {
-        PyObject *name = PyUnicode_FromString(names[n]);
-        if (name == NULL) {
-            Py_CLEAR(found);
-            break;
-        }
-        PyTuple_SET_ITEM(found, (Py_ssize_t)n, name);
+    PyObject *list = PyList_New(0);
+    for (size_t n = 0; list != NULL && n < count; n++) {
+        mn_list_add(&list, PyUnicode_FromString(names[n]));
     }
+    PyObject *found = list != NULL ? PyList_AsTuple(list) : NULL;
     const int added = found != NULL ? PyModule_AddObjectRef(module, attribute, found) : -1;
+    Py_XDECREF(list);
     Py_XDECREF(found);
     return added;
 }

@@ -170,6 +170,21 @@ mn_ops_dtype_string(int dtype)
     return "";
 }
 
+char *
+mn_ops_copy_path(PyObject *path)
+{
+    PyObject *bytes = NULL;
+    if (!PyUnicode_FSConverter(path, &bytes)) {
+        return NULL;
+    }
+    char *copy = strdup(PyBytes_AS_STRING(bytes));
+    Py_DECREF(bytes);
+    if (copy == NULL) {
+        PyErr_NoMemory();
+    }
+    return copy;
+}
+
 static int
 dtype_of(const Py_buffer *buffer)
 {

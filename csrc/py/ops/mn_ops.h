@@ -64,6 +64,10 @@ mn_ops_native_capsule(PyObject *owner, struct mn_native_pipeline *native)
     return capsule;
 }
 
+/* Returns a path as C functions take it, to be freed. NULL with an exception. */
+char *
+mn_ops_copy_path(PyObject *path);
+
 /* Returns "|u1" and so on. */
 const char *
 mn_ops_dtype_string(int dtype);

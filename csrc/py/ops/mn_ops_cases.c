@@ -19,21 +19,6 @@ self_of(PyObject *object)
     return (struct mn_ops_cases *)(void *)object;
 }
 
-static char *
-copy_path(PyObject *path)
-{
-    PyObject *bytes = NULL;
-    if (!PyUnicode_FSConverter(path, &bytes)) {
-        return NULL;
-    }
-    char *copy = strdup(PyBytes_AS_STRING(bytes));
-    Py_DECREF(bytes);
-    if (copy == NULL) {
-        PyErr_NoMemory();
-    }
-    return copy;
-}
-
 static int
 take_case(PyObject *item, struct mn_case *c)
 {
@@ -41,8 +26,8 @@ take_case(PyObject *item, struct mn_case *c)
     if (!PyArg_ParseTuple(item, "OO", &image, &label)) {
         return -1;
     }
-    c->image = copy_path(image);
-    c->label = c->image != NULL && label != Py_None ? copy_path(label) : NULL;
+    c->image = mn_ops_copy_path(image);
+    c->label = c->image != NULL && label != Py_None ? mn_ops_copy_path(label) : NULL;
     return c->image == NULL || (label != Py_None && c->label == NULL) ? -1 : 0;
 }
 

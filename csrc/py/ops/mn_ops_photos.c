@@ -224,14 +224,8 @@ take_paths(struct mn_ops_photos *self, PyObject *list)
         return -1;
     }
     for (; self->n < n; self->n++) {
-        PyObject *bytes = NULL;
-        if (!PyUnicode_FSConverter(PyList_GET_ITEM(list, self->n), &bytes)) {
-            return -1;
-        }
-        self->photos.paths[self->n] = strdup(PyBytes_AS_STRING(bytes));
-        Py_DECREF(bytes);
+        self->photos.paths[self->n] = mn_ops_copy_path(PyList_GET_ITEM(list, self->n));
         if (self->photos.paths[self->n] == NULL) {
-            PyErr_NoMemory();
             return -1;
         }
     }

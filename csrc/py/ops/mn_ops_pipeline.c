@@ -453,23 +453,10 @@ static PyObject *
 stats(PyObject *object, PyObject *Py_UNUSED(args))
 {
     const struct mn_pipeline *p = self_of(object)->pipeline;
-    const struct {
-        const char *name;
-        const mn_a64 *value;
-    } counters[] = {
-        {"samples", &p->samples},           {"bytes_read", &p->bytes_read},
-        {"bytes_touched", &p->bytes_touched}, {"scans", &p->scans},
-        {"headers_parsed", &p->headers_parsed}, {"files_mapped", &p->files_mapped},
-    };
-    PyObject *dict = Py_BuildValue("{ss}", "instruction_set", p->kernels->name);
-    for (size_t i = 0; dict != NULL && i < sizeof(counters) / sizeof(counters[0]); i++) {
-        PyObject *n = PyLong_FromUnsignedLongLong(mn_a64_load_relaxed(counters[i].value));
-        if (n == NULL || PyDict_SetItemString(dict, counters[i].name, n) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(n);
-    }
-    return dict;
+#define COUNTER(name) #name, (unsigned long long)mn_a64_load_relaxed(&p->name)
+    return Py_BuildValue("{ss sK sK sK sK sK sK}", "instruction_set", p->kernels->name,
+                         COUNTER(samples), COUNTER(bytes_read), COUNTER(bytes_touched),
+                         COUNTER(scans), COUNTER(headers_parsed), COUNTER(files_mapped));
 }
 
 PyDoc_STRVAR(tail_most_doc, "tail_most() -> operators at the end that may be left as a recipe");

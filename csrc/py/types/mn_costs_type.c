@@ -124,35 +124,34 @@ PyDoc_STRVAR(save_doc,
 "empty if no sample had a hint.");
 
 static PyObject *
+zeros(int64_t bytes)
+{
+    return PyObject_CallFunction((PyObject *)&PyBytes_Type, "L", (long long)bytes);
+}
+
+static PyObject *
 costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_costs *c = lock(self);
     int64_t n = c->model.known, cursor = 0;
     bool hinted = c->hint.scaled != 0;
     unlock(self);
-    const Py_ssize_t each[3] = {8, 8, hinted ? 4 : 0};
-    PyObject *out[3] = {NULL, NULL, NULL};
-    for (int i = 0; i < 3; i++) {
-        out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n * each[i]);
-        if (out[i] == NULL) {
-            goto fail;
-        }
-        memset(PyBytes_AS_STRING(out[i]), 0, (size_t)(n * each[i]));
+    PyObject *saved =
+        Py_BuildValue("(NNN)", zeros(8 * n), zeros(8 * n), zeros(hinted ? 4 * n : 0));
+    if (saved == NULL) {
+        return NULL;
     }
-    int64_t *index = (int64_t *)(void *)PyBytes_AS_STRING(out[0]);
+    int64_t *index = (int64_t *)(void *)PyBytes_AS_STRING(PyTuple_GET_ITEM(saved, 0));
     c = lock(self); /* cells only become known; those since then are left out */
-    int64_t saved = mn_cost_save(&c->model, &cursor, n, index,
-                                 (int64_t *)(void *)PyBytes_AS_STRING(out[1]));
+    int64_t filled =
+        mn_cost_save(&c->model, &cursor, n, index,
+                     (int64_t *)(void *)PyBytes_AS_STRING(PyTuple_GET_ITEM(saved, 1)));
     if (hinted) {
-        mn_hint_save(&c->hint, saved, index, (float *)(void *)PyBytes_AS_STRING(out[2]));
+        mn_hint_save(&c->hint, filled, index,
+                     (float *)(void *)PyBytes_AS_STRING(PyTuple_GET_ITEM(saved, 2)));
     }
     unlock(self);
-    return Py_BuildValue("(NNN)", out[0], out[1], out[2]);
-fail:
-    for (int i = 0; i < 3; i++) {
-        Py_XDECREF(out[i]);
-    }
-    return NULL;
+    return saved;
 }
 
 /* More than a person wants to read. */

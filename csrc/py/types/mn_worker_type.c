@@ -368,18 +368,14 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     o->thread = thread != 0;
     o->collate = MN_NO_TASK;
     o->layouts = PyDict_New();
-    struct mn_shm *shm = &((struct mn_segment *)segment)->shm;
-    if (number >= shm->ctl->nworkers || mn_worker_attach(&o->side, shm, number) < 0) {
-        PyErr_SetString(PyExc_ValueError, "no such worker");
-        Py_CLEAR(o);
+    struct mn_segment *s = (struct mn_segment *)segment;
+    if (number >= s->shm.ctl->nworkers || mn_worker_attach(&o->side, &s->shm, number) < 0) {
+        Py_DECREF(o);
+        return PyErr_Format(PyExc_ValueError, "no such worker");
     }
-    if (o != NULL && !o->thread) {
-        o->side.trainer = &((struct mn_segment *)segment)->trainer;
-    }
-    if (o != NULL && native != NULL) {
-        o->native = mn_native_open(native);
-    }
-    if (o != NULL && (o->layouts == NULL || (native != NULL && o->native == NULL))) {
+    o->side.trainer = o->thread ? NULL : &s->trainer;
+    o->native = native != NULL ? mn_native_open(native) : NULL;
+    if (o->layouts == NULL || (native != NULL && o->native == NULL)) {
         Py_CLEAR(o);
     }
     return (PyObject *)o;
