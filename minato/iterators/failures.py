@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from .. import _core
-from .._core import Block, Engine, Loss
+from .._core import Block, Engine
+from .._records import Loss
 from ..errors import (
     LATE, Failure, LoaderFailure, WorkerLost, add_note, describe_death, late_message, text_of,
     warn,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from .._core import Engine, Epoch, Loss
+from .._core import Engine, Epoch
+from .._records import Loss
 from ..dataset_calls import fetches_batches
 from ..epoch_progress import Progress
 from ..errors import LATE

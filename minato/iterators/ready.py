@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from .._core import Block, Loss
+from .._core import Block
+from .._records import Loss
 from ..errors import Failure, LoaderFailure
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS

@@ -30,7 +30,8 @@ from typing import Any
 
 import torch
 
-from .._core import Block, Engine, Envelope
+from .._core import Block, Engine
+from .._records import Envelope
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
 from ..time_share import Deadline

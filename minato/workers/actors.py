@@ -29,7 +29,8 @@ from torch.utils.data import _utils
 
 from .. import __version__ as _minato
 from .. import worker_info
-from .._core import SEED_SET_EPOCH, Engine, Task
+from .._core import SEED_SET_EPOCH, Engine
+from .._records import Task
 from ..errors import LoaderFailure, WorkerLost, add_note, program_level, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
@@ -37,7 +38,7 @@ from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
 from .job import SENT_TOGETHER, Job
 from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
-from .runner import Runner, changed
+from .runner import Runner
 from .threads import PythonPool, stop_all
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU
@@ -154,7 +155,7 @@ class Actor:
                 entries.append((row, SAMPLE, get(row, task.indices[row])))
             except Exception as error:
                 entries.append((row, ERROR, error))
-        return runner.part(changed(task, kind=PART, extras=entries))
+        return runner.part(task._replace(kind=PART, extras=entries))
 
 
 # ---- in the trainer ------------------------------------------------------------------------
@@ -405,7 +406,7 @@ class Fleet:
             raise lost
         indices = [*task.indices]
         indices[rows.start] = FatalIndex(lost)  # an actor makes what comes in its place
-        return [_Call(changed(task, indices=indices), rows, tries)]
+        return [_Call(task._replace(indices=indices), rows, tries)]
 
 
 class _Encoded(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import _utils
 
 from .. import _core
-from .._core import Envelope
+from .._records import Envelope
 from ..errors import Failure, add_note
 from ..transport import messages
 from ..transport.layouts import plain

@@ -14,7 +14,7 @@ from operator import getitem
 from typing import Any, Protocol
 
 from .. import _core
-from .._core import Task
+from .._records import Task
 from ..dataset_calls import by_sample, fetches_batches
 from ..sampler_indices import as_given, whole_number
 from .answers import ERROR, LEFT_OUT, REPLACED, Entry

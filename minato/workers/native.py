@@ -21,7 +21,8 @@ from torch.utils.data import Subset
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
-from .._core import Engine, Task
+from .._core import Engine
+from .._records import Task
 from ..dataset_calls import behind_subsets, fetches_batches, offered
 from ..errors import native_impossible_message
 from ..option_values import option
@@ -32,7 +33,7 @@ from ..transport.torch_bridge import DLPACK_CODES
 from .answers import BATCH, ERROR, SAMPLE
 from .fetching import Unseeded
 from .job import Job
-from .runner import Runner, changed, load_index
+from .runner import Runner, load_index
 from .threads import ThreadPool
 
 #: of struct mn_native_pipeline, minato/ops.h
@@ -234,7 +235,7 @@ def _work(worker: _core.Worker, runner: _Runner, segment: _core.Segment, number:
     try:
         while task := worker.next():
             if isinstance(task.indices, bytes):
-                task = changed(task, indices=load_index(task.indices))
+                task = task._replace(indices=load_index(task.indices))
             data, buffers = runner.encoded(runner.answer(task, worker.mark), task)
             del task
             if not worker.finish(data, buffers):

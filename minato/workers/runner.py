@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import _core
-from .._core import Task
+from .._records import Task
 from ..dataset_calls import attribute, by_sample, fetches_batches
 from ..errors import Failure
 from ..seeding import init_states
@@ -469,11 +469,6 @@ def load_index(data: bytes) -> Any:
         return pickle.loads(data)
     except Exception as error:
         return _IndexError(error)
-
-
-def changed(task: Task, **fields: Any) -> Task:
-    """The task with other fields."""
-    return Task([fields.get(name, value) for name, value in zip(Task.__match_args__, task)])
 
 
 def _may_be_sent(what: int, obj: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from minato._core import Envelope
+from minato._records import Envelope
 from minato.iterators.receiver import CollatesHere
 from minato.iterators.supervisor import FirstSamples
 from minato.iterators.planner import Planner
@@ -42,7 +42,7 @@ def done(engine: Engine, sequence: int, answer: Any, kind: int) -> None:
     """A worker is done with a batch."""
     block = Block(sequence, kind=kind)
     data, buffers = messages.dumps(answer)
-    engine.data[block] = [Envelope((0, 0, 2, data, [bytearray(b) for b in buffers]))]
+    engine.data[block] = [Envelope(0, 0, 2, data, [bytearray(b) for b in buffers])]
     engine.ready.append(block)
 
 

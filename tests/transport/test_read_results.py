@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minato._core import Envelope
+from minato._records import Envelope
 from minato.transport import messages
 from minato.transport.layouts import Layout, proven
 from minato.workers import answers
@@ -17,7 +17,7 @@ from minato.workers.answers import AMISS, EXHAUSTED, FAILED, OK, PLACED, SAMPLE,
 def sent(answer: Any) -> Envelope:
     """A message of worker 3."""
     data, buffers = messages.dumps(answer)
-    return Envelope((3, 0, 2, data, [bytearray(buffer) for buffer in buffers]))
+    return Envelope(3, 0, 2, data, [bytearray(buffer) for buffer in buffers])
 
 
 @pytest.mark.parametrize("answer", [

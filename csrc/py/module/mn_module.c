@@ -262,101 +262,6 @@ peek(PyObject *Py_UNUSED(module), PyObject *read)
 #undef NUMBER
 }
 
-/* ---- results of minato._core with many fields: tuples whose items have names ---- */
-
-static const PyStructSequence_Field task_fields[] = {
-    {"kind", "enum mn_task_kind"},
-    {"number", "of the batch in its epoch"},
-    {"epoch", NULL},
-    {"position", "of the batch's first sample in the order of the epoch"},
-    {"base_seed", NULL},
-    {"seeded", "whether each sample is: 1 by its position, 2 by its index"},
-    {"row0", "first row of the batch that the task makes"},
-    {"nrows", NULL},
-    {"indices", "from the sampler, spare ones at the end; None where rows are made in C"},
-    {"spares", "how many of the indices are spare"},
-    {"extras", "(row, what, object) of samples that do not fit their rows, or None"},
-    {NULL, NULL},
-};
-
-static const PyStructSequence_Field envelope_fields[] = {
-    {"worker", "number of its sender"},
-    {"row0", "first row of its task"},
-    {"nrows", NULL},
-    {"pickle", "bytes; None if the memory limit left no memory for it"},
-    {"buffers", "of the pickle, out of band"},
-    {NULL, NULL},
-};
-
-static const PyStructSequence_Field loss_fields[] = {
-    {"worker", "number of the worker that died with it last"},
-    {"pid", NULL},
-    {"status", "its exit code, as in multiprocessing"},
-    {"row0", "first row of the task"},
-    {"nrows", NULL},
-    {"row", "that the worker ran, by its own entry; 2**64 - 1: unknown"},
-    {NULL, NULL},
-};
-
-static const PyStructSequence_Field span_fields[] = {
-    {"worker", NULL},
-    {"attempt", "0: the first"},
-    {"kind", "enum mn_task_kind"},
-    {"why", "it was started: 0 static scheduling, else enum mn_dispatch_why"},
-    {"row0", NULL},
-    {"nrows", NULL},
-    {"done_ns", "its end, by the monotonic clock"},
-    {"wall_ns", "how long it took"},
-    {"cpu_ns", NULL},
-    {"rows", "how long each of its rows took, one after another; 0 where that is not known"},
-    {NULL, NULL},
-};
-
-static const PyStructSequence_Field decision_fields[] = {
-    {"at_ns", "by the monotonic clock"},
-    {"before", "workers"},
-    {"after", "workers"},
-    {"reason", "enum mn_scaler_reason; below 0: for one straggler"},
-    {"text", "the reason for people"},
-    {"occupancy", "of the batch queue, in permille"},
-    {"cpu", "share in use, in permille"},
-    {"wait", "share of task time that was waiting, in permille"},
-    {"rate", "samples a second"},
-    {NULL, NULL},
-};
-
-/* The fields, which are only read, and their number without the last, which ends the list. */
-#define FIELDS(f) (PyStructSequence_Field *)(f), (int)(sizeof(f) / sizeof((f)[0])) - 1
-
-static int
-add_named_tuples(PyObject *module, struct mn_state *st)
-{
-    struct {
-        PyTypeObject **to;
-        PyStructSequence_Desc desc;
-    } all[] = {
-        {&st->task_type,
-         {"minato._core.Task", "A task that Python must handle.",
-          FIELDS(task_fields)}},
-        {&st->envelope_type,
-         {"minato._core.Envelope", "A message of a done task.", FIELDS(envelope_fields)}},
-        {&st->loss_type,
-         {"minato._core.Loss", "A task that is not retried any more.", FIELDS(loss_fields)}},
-        {&st->span_type,
-         {"minato._core.Span", "Where and when a done task ran.", FIELDS(span_fields)}},
-        {&st->decision_type,
-         {"minato._core.Decision", "A change of the number of workers.",
-          FIELDS(decision_fields)}},
-    };
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        *all[i].to = PyStructSequence_NewType(&all[i].desc);
-        if (*all[i].to == NULL || PyModule_AddType(module, *all[i].to) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* ---- the module ---- */
 
 static PyMethodDef core_methods[] = {
@@ -469,7 +374,7 @@ core_exec(PyObject *module)
 #else
     const char *compiler = "gcc " __VERSION__;
 #endif
-    if (mn_pending_open(module, st) < 0 || add_named_tuples(module, st) < 0
+    if (mn_pending_open(module, st) < 0
         || PyModule_AddFunctions(module, mn_process_functions) < 0
         || PyModule_AddFunctions(module, mn_native_functions) < 0
         || add_numbers(module) < 0 || add_names(module) < 0

@@ -7,6 +7,24 @@
 #include <stdarg.h>
 #include <string.h>
 
+int
+mn_find_records(struct mn_state *st)
+{
+    if (st->decision_type != NULL) {
+        return 0;
+    }
+    PyObject *records = PyImport_ImportModule("minato._records");
+#define RECORD(name, type) \
+    || (st->type = (PyTypeObject *)PyObject_GetAttrString(records, name)) == NULL
+    int rc = records == NULL RECORD("Task", task_type) RECORD("Envelope", envelope_type)
+                     RECORD("Loss", loss_type) RECORD("Span", span_type)
+                     RECORD("Decision", decision_type)
+                 ? -1
+                 : 0;
+    Py_XDECREF(records);
+    return rc;
+}
+
 PyObject *
 mn_named_tuple(PyTypeObject *type, const char *format, ...)
 {
@@ -14,14 +32,8 @@ mn_named_tuple(PyTypeObject *type, const char *format, ...)
     va_start(args, format);
     PyObject *values = Py_VaBuildValue(format, args);
     va_end(args);
-    PyObject *made = values != NULL ? PyStructSequence_New(type) : NULL;
-    for (Py_ssize_t i = 0; made != NULL && i < PyTuple_GET_SIZE(values); i++) {
-        PyStructSequence_SetItem(made, i, Py_NewRef(PyTuple_GET_ITEM(values, i)));
-    }
+    PyObject *made = values != NULL ? PyTuple_Type.tp_new(type, values, NULL) : NULL;
     Py_XDECREF(values);
-    if (made != NULL && !PyObject_GC_IsTracked(made)) {
-        PyObject_GC_Track(made); /* errors in it refer to frames that refer to it */
-    }
     return made;
 }
 
@@ -34,7 +46,7 @@ mn_task_tuple(const struct mn_state *st, const struct mn_task *t, const struct m
         Py_XDECREF(extras);
         return NULL;
     }
-    return mn_named_tuple(st->task_type, "(IKKKKiIININ)", t->kind, (unsigned long long)b->number,
+    return mn_named_tuple(st->task_type, "((IKKKKiIININ))", t->kind, (unsigned long long)b->number,
                           (unsigned long long)b->epoch, (unsigned long long)b->position,
                           (unsigned long long)b->base_seed, (int)b->seeded, t->row0, t->nrows,
                           indices, b->spares, extras);

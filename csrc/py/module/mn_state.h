@@ -59,8 +59,14 @@ extern struct PyModuleDef mn_core_module;
 
 /* ---- tuples whose items have names ---- */
 
-/* Makes one of the types of mn_state, from values as for Py_BuildValue, in parentheses. Returns
- * NULL with an exception. */
+/* Finds the types of mn_state, which are those of minato/_records.py. Called for an Engine or a
+ * Worker, because the module itself can be loaded without the package. Returns 0, or -1 with an
+ * exception. */
+int
+mn_find_records(struct mn_state *st);
+
+/* Makes one of the types of mn_state from values as for Py_BuildValue, in two pairs of
+ * parentheses. Returns NULL with an exception. */
 PyObject *
 mn_named_tuple(PyTypeObject *type, const char *format, ...);
 

@@ -62,6 +62,9 @@ engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_ValueError, "workers must be between 1 and 4096");
     }
     struct mn_state *st = PyType_GetModuleState(type);
+    if (mn_find_records(st) < 0) {
+        return NULL;
+    }
     if (costs != Py_None && (cfg.costs = mn_costs_of(st, costs)) == NULL) {
         return NULL;
     }

@@ -37,7 +37,7 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
         Py_XDECREF(pickle);
         return NULL;
     }
-    return mn_named_tuple(st->envelope_type, "(IIINN)", t->worker, t->row0, t->nrows, pickle,
+    return mn_named_tuple(st->envelope_type, "((IIINN))", t->worker, t->row0, t->nrows, pickle,
                           list);
 }
 
@@ -75,7 +75,7 @@ mn_engine_py_envelopes(PyObject *self, struct mn_engine *e, PyObject *args)
             continue;
         }
         PyObject *one = t->flags & MN_FLAG_NO_ROOM
-                            ? mn_named_tuple(st->envelope_type, "(IIIOO)", t->worker, t->row0,
+                            ? mn_named_tuple(st->envelope_type, "((IIIOO))", t->worker, t->row0,
                                              t->nrows, Py_None, Py_None)
                             : open_envelope(st, e, off, t);
         mn_list_add(&out, one);
@@ -117,7 +117,7 @@ mn_engine_py_lost(PyObject *self, struct mn_engine *e, PyObject *block)
     for (uint32_t i = 0; out != NULL && i < ntasks; i++) {
         struct mn_loss x;
         if (mn_engine_loss(e, off, i, &x)) {
-            mn_list_add(&out, mn_named_tuple(st->loss_type, "(IIiIIK)", x.death.worker,
+            mn_list_add(&out, mn_named_tuple(st->loss_type, "((IIiIIK))", x.death.worker,
                                              x.death.pid, x.death.status, x.row0, x.nrows,
                                              (unsigned long long)x.death.row));
         }
@@ -356,7 +356,7 @@ mn_engine_py_scheduler(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list != NULL && i < log.n; i++) {
         const struct mn_decision *d = &log.last[i];
-        PyObject *one = mn_named_tuple(st->decision_type, "(Kiiisiiid)",
+        PyObject *one = mn_named_tuple(st->decision_type, "((Kiiisiiid))",
                                        (unsigned long long)d->at_ns, d->from, d->to, d->reason,
                                        reason_text(d->reason), d->occupancy, d->cpu, d->wait,
                                        (double)d->rate_milli / 1000.0);
@@ -386,7 +386,7 @@ span(const struct mn_state *st, struct mn_block *b, const struct mn_report *r,
         mn_list_add(&rows, PyLong_FromUnsignedLongLong(r[i].wall_ns));
     }
     return rows == NULL ? NULL
-                        : mn_named_tuple(st->span_type, "(IIIIIIKKKN)", t->worker,
+                        : mn_named_tuple(st->span_type, "((IIIIIIKKKN))", t->worker,
                                          mn_word_attempt(word), t->kind, task->why, t->row0,
                                          t->nrows, (unsigned long long)t->done_ns,
                                          (unsigned long long)t->wall_ns,

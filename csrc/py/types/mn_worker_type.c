@@ -346,8 +346,9 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     unsigned int number;
     unsigned long long user_epoch = 0;
     int goes_on = 0, thread = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKppO!", names, st->segment_type,
-                                     &segment, &number, &dataset, &seeder, &open_layout,
+    if (mn_find_records(st) < 0
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!IOOOO|OKppO!", names, st->segment_type,
+                                        &segment, &number, &dataset, &seeder, &open_layout,
                                         &load_index, &set_epoch, &user_epoch, &goes_on,
                                         &thread, &PyTuple_Type, &native)) {
         return NULL;
