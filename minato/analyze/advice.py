@@ -452,8 +452,9 @@ def _photos(f: Facts, _rate: float, _now: float) -> Change | None:
     if f.work.photos is None:
         return None
     return Change(
-        "photos decoded by minato.ops, where a crop needs them", f.cheaper_rate(f.mean / f.work.photos), "one line",
-        RateRequest("own", f.workers, photos=True), "dataset = minato.ops.native_images(dataset)",
+        "photos decoded by minato.ops, where a crop needs them", f.cheaper_rate(f.mean / f.work.photos),
+        "one import, one call", RateRequest("own", f.workers, photos=True),
+        "from minato import ops  # and make the loader with ops.native_images(DATASET) in place of its DATASET",
         "other random numbers" if f.own == "minato" else "unchanged",
     )  # fmt: skip
 

@@ -738,4 +738,5 @@ def test_photos_that_minato_decodes_are_a_change() -> None:
     [change] = [one for one in candidates(f)[0] if "native_images" in one.paste]
     assert change.predicted == pytest.approx(f.cheaper_rate(2.5)) and change.data == "unchanged"
     assert change.check is not None and change.check.photos
+    assert change.paste.startswith("from minato import ops  # and make the loader with ops.native_images(DATASET)")
     assert not [one for one in candidates(Facts(facts()))[0] if "native_images" in one.paste]
