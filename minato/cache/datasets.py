@@ -48,6 +48,13 @@ HELP = (
     "@cache.memoize(key=...), of a minato.Cache, on the method that makes the deterministic part."
 )
 
+#: of a folder with loader=str, such as minato.ops.ImageFolder
+PATHS = (
+    "cache= keeps what the loader of a folder makes of a file, and that of {name} makes only paths: the transform "
+    "reads the file and decodes the part that a sample shows. Leave out cache=; the system keeps the files in memory. "
+    "To keep whole photos, use torchvision's ImageFolder with its own loader, and its transforms."
+)
+
 
 # ---- what a value depends on ---------------------------------------------------------------
 
@@ -151,6 +158,8 @@ def check(dataset: Any, form: str | None) -> None:
     for leaf in leaves(dataset):
         kind, name = _kind(leaf), type(leaf).__name__
         if kind is None:
+            if attribute(leaf, "loader") is str:
+                raise TypeError(PATHS.format(name=name))
             there = [name for name in PROTOCOL if offered(leaf, name) is not None]
             lacks = "does not say it"
             if there:

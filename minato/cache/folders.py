@@ -24,10 +24,11 @@ def _module() -> Any:
 
 
 def is_folder(dataset: Any) -> bool:
-    """Whether a dataset makes its samples as torchvision's DatasetFolder does."""
+    """Whether a dataset makes its samples as torchvision's DatasetFolder does, from more than paths."""
     kind = getattr(_module(), "DatasetFolder", None)
-    own = "__getitem__"
-    return kind is not None and isinstance(dataset, kind) and (getattr(type(dataset), own) is getattr(kind, own))
+    if kind is None or not isinstance(dataset, kind) or dataset.loader is str:
+        return False
+    return type(dataset).__getitem__ is kind.__getitem__
 
 
 def _bytes(dataset: Any, path: str) -> bytes:

@@ -230,3 +230,5 @@ def test_folder_with_a_getitem_of_its_own_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match="Own does not say it"):
         minato.DataLoader(Own(str(tmp_path)), cache=new_cache())
+    with pytest.raises(TypeError, match="ImageFolder makes only paths"):
+        minato.DataLoader(datasets.ImageFolder(str(tmp_path), loader=str), cache=new_cache())

@@ -194,6 +194,12 @@ def test_unsupported_options_use_processes(root: Path, options: Any, why: str) -
     assert next(iter(loader)) is not None and loader.stats()["worker_type"] == "process"
 
 
+def test_cache_of_paths_is_refused_with_advice(root: Path) -> None:
+    dataset = torch.utils.data.Subset(ops.ImageFolder(root, TRAIN), [0])
+    with pytest.raises(TypeError, match="ImageFolder makes only paths: .* Leave out cache=.* torchvision's ImageFolder"):
+        minato.DataLoader(dataset, cache="8MiB")
+
+
 def test_cost_hint_grows_with_file_and_part(root: Path) -> None:
     dataset = ops.ImageFolder(root, TRAIN)
     sizes = [Path(path).stat().st_size for path, _ in dataset.samples]
