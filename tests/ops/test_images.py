@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
+import signal
 import sys
 import types
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attack.support import in_child
 
 import minato
 from minato import ops
@@ -145,6 +148,28 @@ def test_left_epoch_resumes_with_equal_bits(root: Path) -> None:
         before = [next(iterator) for _ in range(position)]
         rest = loader()
         rest.load_state_dict(left.state_dict())
+        assert same([part for batch in [*before, *rest] for part in batch], [part for batch in whole for part in batch])
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 1}, {"num_workers": 3}, {"worker_type": "process"}], ids=str)
+def test_killed_trainer_resumes_on_other_workers(root: Path, tmp_path: Path, workers: Any) -> None:
+    """It is killed while its two threads decode."""
+    def loader(**options: Any) -> Any:
+        torch.manual_seed(3)
+        return minato.DataLoader(ops.ImageFolder(root, TRAIN), 2, shuffle=True, **options)
+
+    def train() -> None:
+        data = loader(num_workers=2, worker_type="native")
+        iterator = iter(data)
+        torch.save(([next(iterator) for _ in range(position)], data.state_dict()), tmp_path / "saved")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    whole = list(loader(num_workers=0, seed_per_sample=True))
+    for position in range(0, len(whole) + 1, 2):
+        assert in_child(train) == -signal.SIGKILL
+        before, state = torch.load(tmp_path / "saved", weights_only=False)
+        rest = loader(**{"num_workers": 2, **workers})
+        rest.load_state_dict(state)
         assert same([part for batch in [*before, *rest] for part in batch], [part for batch in whole for part in batch])
 
 
