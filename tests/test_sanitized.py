@@ -36,6 +36,7 @@ LONG = [
     "tests/attack/test_faults.py", "tests/attack/test_kills.py", "tests/attack/test_damage.py",
     "tests/test_loader.py", "tests/iterators/test_prefetching.py",
     "tests/transport/test_sendable.py", "tests/seeding/test_seeding.py",
+    "tests/ops/test_images.py", "tests/ops/test_jpeg.py",
     *sorted(f"tests/contract/{path.name}" for path in (ROOT / "tests/contract").glob("test_*.py")
              if path.name != "test_threads.py"),  # it forks next to threads: see ALONE
 ]  # fmt: skip
@@ -45,6 +46,7 @@ SHARED = [
     "tests/workers/test_python_threads.py", "tests/workers/test_thread_pool.py",
     "tests/workers/test_shared_by_threads.py",
     "tests/transport/test_sendable.py", "tests/transport/test_forks_while_held.py",
+    "tests/ops/test_images.py",
 ]  # fmt: skip
 #: That these runs end is seen to by the deadlines of the tests in them; this is for what hangs
 #: outside of those. A machine that has much else to do may need long for all of them.
