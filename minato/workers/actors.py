@@ -218,11 +218,10 @@ class Fleet:
         self.received_s = 0.0  # of the trainer's processor, for receiving
         self._members = [self._started(number) for number in range(remote.actors)]
 
-    def _started(
-        self, number: int, starts: int = 1, failed: int = 0, helps: bool = False
-    ) -> _Member:
+    def _started(self, number: int, starts: int = 1, failed: int = 0) -> _Member:
+        helps = number >= self._remote.actors  # see _help_itself()
         affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        near = affinity(self._here, soft=True, _spill_on_unavailable=True)
+        near = affinity(self._here, soft=not helps, _spill_on_unavailable=not helps)
         given = dict(self._remote.options)
         if helps:
             given = {name: given[name] for name in ("runtime_env",) if name in given}
@@ -332,7 +331,7 @@ class Fleet:
             "of the trainer's node makes samples until it does",
             stacklevel=program_level(),
         )
-        self._members.append(self._started(len(self._members), helps=True))
+        self._members.append(self._started(self._remote.actors))
 
     def make(self, calls: list[_Call], user_epoch: int, at: list[str]) -> list[Message]:
         """The messages of all calls, in their order. at: shows where they are."""
