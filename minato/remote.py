@@ -40,8 +40,9 @@ class Ray:
     Attributes:
         actors: how many, at most; the loader goes on with those that Ray has room for.
         cpus: CPUs that Ray reserves for each.
-        chunk: samples of a batch that an actor makes at a time. Batches with a collate_fn of your
-            own, and those of a dataset with ``__getitems__``, are made whole by one actor.
+        chunk: samples of a batch that an actor makes at a time. Batches of at most as many, those with
+            a collate_fn of your own, and those of a dataset with ``__getitems__``, are made whole by
+            one actor.
         options: further options of Ray's actors: ``resources``, ``runtime_env``, ``memory``,
             ``scheduling_strategy``, ...
 

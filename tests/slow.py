@@ -110,6 +110,7 @@ SLOW: dict[str, str] = {
         "the same retained.",
     "tests/test_memory_budget.py::test_slow_consumer_does_not_fill_memory[more workers-False":
         "other kinds; tests/policy/test_memory.py.",
+    "tests/workers/test_remote.py::test_batches_are_equal_when_actors_are_killed[300]": "the same with 20 kills.",
     "tests/test_resume_elastic.py::test_elastic_resume_with_killed_workers[2-3":
         "the same from four ranks to one.",
     "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[balanced-spawn":

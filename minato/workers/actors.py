@@ -123,12 +123,15 @@ class Actor:
         return {"node": self._node, "where": self.where, "error": self._error, **about}
 
     def make(self, task: Task, user_epoch: int, rows: range | None) -> tuple[Message, float]:
-        """Makes some rows of a batch (see ``Runner.part``), or all of it. Returns the message of the
-        answer, and the seconds that it took."""
+        """Makes some rows of a batch (see ``Runner.part``), or all of it, which it collates. Returns
+        the message of the answer, and the seconds that it took."""
         began = time.perf_counter()
         self._tell(task, user_epoch)
         runner = self._runner
-        answer: Any = runner.batch(task) if rows is None else self._part(task, rows)
+        if rows is None or len(rows) == len(task.indices) - task.spares:
+            answer: Any = runner.batch(task)
+        else:
+            answer = self._part(task, rows)
         data, buffers = runner.encoded(answer, task)
         return (data or b"", [np.asarray(b) for b in buffers]), time.perf_counter() - began
 
@@ -443,6 +446,8 @@ class _Runner(Runner):
             end, step = len(task.indices) - task.spares, fleet.chunk
             calls = [_Call(task, range(k, min(k + step, end)), 0) for k in range(0, end, step)]
             parts = fleet.make(calls, self._user_epoch, self._at_nodes)
+            if len(parts) == 1:  # collated, so its bytes are copied once less here
+                return _Encoded(OK, *parts[0])
             parts = [(data, [np.asarray(_Writable(b)) for b in buffers]) for data, buffers in parts]
             self._whole = True  # where collate() asks for the batch again
             try:

@@ -135,10 +135,17 @@ def alike(remote: minato.remote.Ray, dataset: Any = None, **options: Any) -> boo
         (Drawing(fails=(3, 11, 12)), {"on_error": "replace", "max_errors": 9}),
         (Drawing(fails=(3, 11, 12)), {"on_error": "replace", "batch_size": 2, "max_errors": 9}),
         (Together(fails=(3,)), {"on_error": "replace"}),
+        (Drawing(), {"batch_size": 3}),
+        (Drawing(fails=(3, 11, 12)), {"on_error": "skip", "batch_size": 3, "max_errors": 9}),
     ],
 )
 def test_batches_equal_those_of_local_workers(dataset: Any, options: dict[str, Any]) -> None:
     assert alike(actors_of(chunk=3), dataset, **options)
+
+
+def test_batches_of_one_chunk_are_collated_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors._Runner, "collate", None)
+    assert alike(actors_of(chunk=8))
 
 
 def test_persistent_actors_are_told_each_epoch() -> None:
@@ -196,11 +203,12 @@ def _await_pids(number: int, seconds: float = 60) -> list[int]:
     return found
 
 
-def test_batches_are_equal_when_20_actors_are_killed() -> None:
+@pytest.mark.parametrize("kills", [20, pytest.param(300, marks=pytest.mark.limit(3600))])
+def test_batches_are_equal_when_actors_are_killed(kills: int) -> None:
     chosen, killed = random.Random(1), 0
     data = loader(Drawing(sleeps=0.01), remote=actors_of(), max_retries=100, persistent_workers=True)
     epochs = []
-    while killed < 20:
+    while killed < kills:
         epochs.append([])
         for batch in data:
             epochs[-1].append(plain(batch))
@@ -213,15 +221,16 @@ def test_batches_are_equal_when_20_actors_are_killed() -> None:
     assert epochs == [plain(list(local)) for _ in epochs]
 
 
-def test_sample_that_kills_its_actor_is_named() -> None:
+@pytest.mark.parametrize("chunk", [4, 8])
+def test_sample_that_kills_its_actor_is_named(chunk: int) -> None:
     with pytest.raises(minato.WorkerLost, match="Ray actor .* died while it made sample index 17") as caught:
-        list(loader(Deadly(), remote=actors_of()))
+        list(loader(Deadly(), remote=actors_of(chunk=chunk)))
     assert caught.value.index == 17
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_on_error_leaves_out_a_sample_that_kills_actors(on_error: str) -> None:
-    got = plain(list(loader(Deadly(), on_error=on_error, remote=actors_of())))
+@pytest.mark.parametrize("chunk, on_error", [(4, "skip"), (4, "replace"), (8, "skip")])
+def test_on_error_leaves_out_a_sample_that_kills_actors(chunk: int, on_error: str) -> None:
+    got = plain(list(loader(Deadly(), on_error=on_error, remote=actors_of(chunk=chunk))))
     assert got == plain(list(loader(Drawing(fails=(17,)), on_error=on_error, num_workers=1)))
 
 
