@@ -11,7 +11,6 @@
 
 #include <string.h>
 
-
 #define DEPTH 100 /* of containers in each other; a list may hold itself */
 
 struct digest {

@@ -43,6 +43,8 @@ static const char *const reasons[] = {
     [MN_CACHE_IN_USE] = "processes use the file",
 };
 
+#define REASONS ((int)(sizeof(reasons) / sizeof(reasons[0])))
+
 MN_STATIC_ASSERT(MN_CACHE_SLOTS == 1024, "a reason says so");
 
 /* 0 for 0, else -1 with OSError, MemoryError or Refused. */
@@ -61,10 +63,11 @@ raise_for(struct mn_cache_state *st, int rc, const char *folder)
     }
     else {
         bool drop = rc == MN_CACHE_DAMAGED || rc == MN_CACHE_OTHER_LAYOUT;
+        const char *why = rc < REASONS && reasons[rc] != NULL ? reasons[rc] : "unknown reason";
         PyErr_Format(st->refused,
                      drop ? "%s cannot hold a cache: %s; `minato cache drop %s` removes it"
                           : "%s cannot hold a cache: %s",
-                     folder, reasons[rc], folder);
+                     folder, why, folder);
     }
     return -1;
 }

@@ -13,14 +13,21 @@ mn_find_records(struct mn_state *st)
     if (st->decision_type != NULL) {
         return 0;
     }
+    const struct {
+        const char *name;
+        PyTypeObject **to;
+    } all[] = {{"Task", &st->task_type},
+               {"Envelope", &st->envelope_type},
+               {"Loss", &st->loss_type},
+               {"Span", &st->span_type},
+               {"Decision", &st->decision_type}};
     PyObject *records = PyImport_ImportModule("minato._records");
-#define RECORD(name, type) \
-    || (st->type = (PyTypeObject *)PyObject_GetAttrString(records, name)) == NULL
-    int rc = records == NULL RECORD("Task", task_type) RECORD("Envelope", envelope_type)
-                     RECORD("Loss", loss_type) RECORD("Span", span_type)
-                     RECORD("Decision", decision_type)
-                 ? -1
-                 : 0;
+    int rc = records == NULL ? -1 : 0;
+    for (size_t i = 0; rc == 0 && i < sizeof(all) / sizeof(all[0]); i++) {
+        PyObject *type = PyObject_GetAttrString(records, all[i].name);
+        rc = type == NULL ? -1 : 0;
+        Py_XSETREF(*all[i].to, (PyTypeObject *)type);
+    }
     Py_XDECREF(records);
     return rc;
 }

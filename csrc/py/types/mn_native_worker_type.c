@@ -115,9 +115,14 @@ mn_sent_indices(struct mn_block *b)
         size_t at = b->index_kind == MN_INDEX_NUMBERED ? n * sizeof(*v) : 0;
         return PyBytes_FromStringAndSize((const char *)v + at, (Py_ssize_t)(b->index_bytes - at));
     }
-    PyObject *list = PyList_New(0);
+    PyObject *list = PyList_New(n);
     for (uint32_t i = 0; list != NULL && i < n; i++) {
-        mn_list_add(&list, PyLong_FromLongLong(v[i]));
+        PyObject *index = PyLong_FromLongLong(v[i]);
+        if (index == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, index);
     }
     return list;
 }
