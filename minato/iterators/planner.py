@@ -173,7 +173,7 @@ class Planner:
     def clear(self) -> None:
         """Discards everything that is planned."""
         self.must_plan_again = False
-        self.engine.plan_end(True)  # abandons all batches
+        self.engine.plan_clear()
         self.planned.clear()
 
     def adopt(self) -> bool:
@@ -261,7 +261,7 @@ class Planner:
         # Use new Epoch objects. The engine recognises a batch that it already has by its epoch
         # object, also one that an interrupt kept from being recorded here.
         self._epoch = None
-        engine.plan_end(True)
+        engine.plan_clear()
         epochs: dict[int, Epoch] = {}  # by the id of the progress
         planned: dict[int, Batch] = {}
         end = self.sequence

@@ -90,11 +90,11 @@ class Engine:
         self.planned += 1
         return self.planned - 1
 
-    def plan_end(self, abandon: bool = False) -> None:
-        if abandon:
-            self.plans.clear()
-        else:
-            self.ended = True
+    def plan_end(self) -> None:
+        self.ended = True
+
+    def plan_clear(self) -> None:
+        self.plans.clear()
 
     def next(self, timeout: float) -> Any:
         return self.ready.popleft() if self.ready else None

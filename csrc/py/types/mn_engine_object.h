@@ -135,7 +135,8 @@ mn_layout_form(const struct mn_layout *l, struct mn_form *form)
     /* ... and balanced scheduling */                                                   \
     X(plan, FAST, mn_engine_balanced, METH_FASTCALL)                                    \
     X(set_form, BRIEF, mn_engine_balanced, METH_O)                                      \
-    X(plan_end, BRIEF, mn_engine_balanced, METH_VARARGS)                                \
+    X(plan_end, BRIEF, mn_engine_balanced, METH_NOARGS)                                 \
+    X(plan_clear, BRIEF, mn_engine_balanced, METH_NOARGS)                               \
     X(next, BRIEF, mn_engine_balanced, METH_VARARGS)                                    \
     X(retire, BRIEF, mn_engine_get, METH_O)                                             \
     /* mn_engine_type_take.c: batches of what is done */                                \

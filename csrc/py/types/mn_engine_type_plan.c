@@ -432,17 +432,23 @@ mn_engine_py_set_form(PyObject *self, struct mn_engine *e, PyObject *layout)
     Py_RETURN_NONE;
 }
 
-const char mn_engine_plan_end_doc[] =
-    "plan_end(abandon=False): no more batches in this epoch. abandon: nor those planned so far.";
+const char mn_engine_plan_end_doc[] = "plan_end(): no more batches in this epoch";
 
 PyObject *
-mn_engine_py_plan_end(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
+mn_engine_py_plan_end(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                      PyObject *Py_UNUSED(ignored))
 {
-    int abandon = 0;
-    if (!PyArg_ParseTuple(args, "|p", &abandon)) {
-        return NULL;
-    }
-    (abandon ? mn_engine_plan_clear : mn_engine_plan_end)(e);
+    mn_engine_plan_end(e);
+    Py_RETURN_NONE;
+}
+
+const char mn_engine_plan_clear_doc[] = "plan_clear(): abandons all batches";
+
+PyObject *
+mn_engine_py_plan_clear(PyObject *Py_UNUSED(self), struct mn_engine *e,
+                        PyObject *Py_UNUSED(ignored))
+{
+    mn_engine_plan_clear(e);
     Py_RETURN_NONE;
 }
 
