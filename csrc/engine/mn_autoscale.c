@@ -312,7 +312,7 @@ is_time(struct mn_engine *e, uint64_t now, bool *sign)
     }
     uint64_t since = mn_a64_load_relaxed(&e->shm.ctl->waiting_since_ns);
     if (s->occupancy_n == 0 && since != 0 && since + MN_AUTOSCALE_INTERVAL_NS <= now) {
-        mn_autoscale_saw(e, mn_next_delivery_ready(e), mn_plan_window(e->plan).batches);
+        mn_autoscale_saw(e, e->delivery->ready(e), mn_plan_window(e->plan).batches);
     }
     *sign = s->occupancy_n != 0;
     return took >= INTERVALS_MOST * MN_AUTOSCALE_INTERVAL_NS

@@ -182,12 +182,10 @@ open_plan(struct mn_engine *e)
     mn_shared_costs_unlock(c->costs);
     if (rc == 0) {
         mn_plan_set_active(e->plan, e->active);
-        e->done.found = calloc(mn_plan_view(e->plan)->capacity, sizeof(*e->done.found));
-        rc = e->done.found == NULL ? -ENOMEM : mn_worker_views_open(e);
+        rc = mn_worker_views_open(e);
     }
-    if (rc == 0 && cfg.forms) {
-        e->forming = mn_forming_open(c->ready_batch, c->ready_bound, c->ready_mixes);
-        rc = e->forming == NULL ? -ENOMEM : 0;
+    if (rc == 0) {
+        rc = mn_delivery_open(e);
     }
     return rc;
 }
@@ -230,8 +228,9 @@ destroy(struct mn_engine *e)
     mn_lifeline_close(&e->lifeline);
     mn_plan_close(e->plan);
     mn_worker_views_close(e);
-    free(e->done.found);
-    mn_forming_close(e->forming);
+    if (e->delivery != NULL) {
+        e->delivery->close(e);
+    }
     mn_autoscale_close(e->autoscale);
     free(e->flight.by_task);
     mn_crew_close(&e->crew);

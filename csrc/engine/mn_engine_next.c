@@ -35,12 +35,8 @@ mn_engine_plan(struct mn_engine *e, const struct mn_plan_batch *b)
     own.integers = b->index_kind != MN_INDEX_PICKLE;
     mn_mutex_lock(&e->mutex);
     mn_shared_costs_lock(e->cfg.costs);
-    int rc = e->forming != NULL ? mn_forming_room(e->forming) : 0;
-    rc = rc < 0 ? rc : mn_plan_add(e->plan, &own);
+    int rc = e->delivery->add(e, &own);
     mn_shared_costs_unlock(e->cfg.costs);
-    if (rc == MN_OK && e->forming != NULL) {
-        mn_forming_add(e, b->sequence, b->nrows);
-    }
     start_due_and_unlock(e);
     return rc;
 }
@@ -59,10 +55,7 @@ void
 mn_engine_plan_end(struct mn_engine *e)
 {
     mn_mutex_lock(&e->mutex);
-    mn_plan_end(e->plan);
-    if (e->forming != NULL) {
-        mn_forming_end(e);
-    }
+    e->delivery->end(e);
     mn_engine_unlock(e);
 }
 
@@ -77,11 +70,8 @@ mn_engine_plan_clear(struct mn_engine *e)
             mn_batch_abandon(e, off);
         }
     }
-    if (e->forming != NULL) {
-        mn_forming_clear(e);
-    }
+    e->delivery->clear(e);
     mn_plan_clear(e->plan);
-    e->done.n = e->done.at = 0;
     e->stuck_ns = 0;
     mn_waits_forget(&e->waits); /* do not count the caller's time between epochs */
     mn_engine_unlock(e);
@@ -99,7 +89,7 @@ int
 mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    if (mn_next_delivery_take(e, sequence, block_off) < 0) {
+    if (e->delivery->take(e, sequence, block_off) < 0) {
         mn_engine_unlock(e);
         return -EINVAL;
     }
@@ -176,9 +166,9 @@ static int64_t
 nap_ns(const struct mn_engine *e, uint64_t want)
 {
     int64_t lasts = mn_plan_lasts(e->plan);
-    int64_t mix = e->forming != NULL ? mn_forming_nap(e) : INT64_MAX;
+    int64_t longest = e->delivery->nap(e);
     int64_t nap = want == MN_WANT_CHANGE || lasts < CHANGE_NS ? CHANGE_NS : lasts;
-    return mix < nap ? mix : nap;
+    return longest < nap ? longest : nap;
 }
 
 /* One look under the mutex. Finds a batch. Otherwise sets what to wait for (want) and how long
@@ -189,18 +179,17 @@ look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *
      uint64_t *want, int64_t *nap, bool *starving)
 {
     mn_mutex_lock(&e->mutex);
-    bool got = mn_next_delivery_pick(e, sequence, block_off);
+    bool got = e->delivery->pick(e, sequence, block_off);
     bool seen = e->autoscale != NULL && first && (got || !ahead);
     if (seen && !mn_plan_begins(e->plan)) { /* an empty window is normal at the start */
         struct mn_plan_window window = mn_plan_window(e->plan);
         int64_t before = (int64_t)window.prefetched + ahead;
-        mn_autoscale_saw(e, mn_next_delivery_ready(e) + before, window.batches);
+        mn_autoscale_saw(e, e->delivery->ready(e) + before, window.batches);
     }
     mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* statistics only */
     uint32_t n = got ? 0 : mn_start_due(e);
-    bool in_order = e->cfg.in_order;
-    uint64_t head = in_order ? mn_plan_block(e->plan, mn_plan_view(e->plan)->order.head) : 0;
-    *want = head != 0 ? head : in_order ? MN_WANT_CHANGE : MN_WANT_ANY;
+    uint64_t head = mn_plan_block(e->plan, mn_plan_view(e->plan)->order.head);
+    *want = !e->delivery->head_first ? MN_WANT_ANY : head != 0 ? head : MN_WANT_CHANGE;
     e->held += got && mn_plan_view(e->plan)->held;
     *starving = !got && mn_start_due_starving(e);
     *nap = nap_ns(e, *want);

@@ -161,11 +161,7 @@ mn_engine_progress(struct mn_engine *e)
             out.planned += off == 0;
             out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
         }
-        if (e->forming != NULL) {
-            out.ready = (uint64_t)mn_next_delivery_ready(e);
-            out.displaced_max = e->forming->policy.displaced_max;
-            out.displaced_sum = e->forming->policy.displaced_sum;
-        }
+        out.displaced_max = mn_delivery_displaced(e, &out.displaced_sum);
     }
     mn_mutex_unlock(&e->mutex);
     return out;
@@ -182,29 +178,7 @@ mn_engine_refused(struct mn_engine *e, uint64_t sequence)
 {
     mn_mutex_lock(&e->mutex);
     const struct mn_planned *q = mn_plan_at(e->plan, sequence);
-    struct mn_refusal r = q != NULL ? q->refusal : (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
-    const struct mn_forming *f = e->forming;
-    for (uint32_t i = f != NULL ? f->oldest : 0; f != NULL && i < f->nunits; i++) {
-        if (f->units[i].sequence == sequence) { /* it may have left the plan */
-            r = f->units[i].refusal;
-        }
-    }
+    struct mn_refusal r = q != NULL ? q->refusal : mn_delivery_refusal(e, sequence);
     mn_mutex_unlock(&e->mutex);
     return r;
-}
-
-/* ---- batches that are formed ----------------------------------------------------------- */
-
-bool
-mn_engine_forms(const struct mn_engine *e)
-{
-    return e->forming != NULL;
-}
-
-uint32_t
-mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs)
-{
-    const struct mn_forming *f = e->forming;
-    *runs = f != NULL ? f->runs : NULL;
-    return f != NULL ? f->nruns : 0;
 }

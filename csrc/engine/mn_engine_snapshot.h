@@ -153,23 +153,4 @@ mn_engine_note_failed(struct mn_engine *e, uint64_t samples);
 struct mn_refusal
 mn_engine_refused(struct mn_engine *e, uint64_t sequence);
 
-/* ---- ready mode (mn_next_delivery.c) ------------------------------------------------------ */
-
-/* Neighbouring rows of one planned batch. */
-struct mn_run {
-    uint64_t sequence;
-    uint64_t block_off;
-    uint32_t row0;
-    uint32_t nrows;
-};
-
-/* Returns whether the engine runs in ready mode. */
-bool
-mn_engine_forms(const struct mn_engine *e);
-
-/* Returns the rows that make up the batch that mn_engine_next() gave; the caller's until that batch
- * is taken. */
-uint32_t
-mn_engine_formed(const struct mn_engine *e, const struct mn_run **runs);
-
 #endif

@@ -12,7 +12,7 @@
  *     mn_engine_step    deaths, leases, abandoned batches
  *     mn_autoscale    the number of workers
  *     mn_start_due    what each worker does; starts what the plan says: blocks, run queues
- *     mn_next_delivery   which batch is delivered next
+ *     mn_delivery_ready, mn_delivery   which batch is delivered next
  *     mn_batches      batches in flight: made, checked, learned from, and freed
  *
  * Lock. One, mutex, which next() takes. It guards everything below except the marked fields, and
@@ -27,10 +27,10 @@
 #include <stdint.h>
 
 #include "engine/mn_batches.h"
+#include "engine/mn_delivery.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_snapshot.h"
 #include "os/mn_proc.h"
-#include "schedule/policy_ready.h"
 #include "memory/mn_arena.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
@@ -62,42 +62,6 @@ struct mn_flight {
     uint64_t submitted;        /* static: number of batches so far, which is their order */
     uint32_t serial;           /* of the block that was made last */
     uint64_t mean_envelope_bytes; /* mean memory that a batch's results take outside of its rows */
-};
-
-struct mn_found {
-    uint64_t sequence;
-    uint64_t done_ns;
-};
-
-/* Out of order: the batches that were found done, by time, and how many of them are taken. */
-struct mn_done {
-    struct mn_found *found; /* [mn_plan_batches_most] */
-    uint32_t n, at;
-};
-
-/* Ready mode: a planned batch, until its last row was taken. */
-struct mn_unit {
-    uint64_t sequence;
-    uint64_t block_off; /* 0: it had none at the last look, or is refused */
-    int64_t first;      /* place of its row 0 */
-    uint32_t nrows;
-    uint32_t left;      /* rows not taken yet */
-    uint32_t unmarked;  /* rows not known to be ready */
-    bool ended;         /* all of its tasks have ended, and it has left the plan */
-    struct mn_refusal refusal;
-};
-
-struct mn_forming {
-    struct mn_ready policy;
-    void *memory;
-    int64_t *places;       /* [batch] */
-    struct mn_run *runs;   /* [batch]; of the batch that is formed and not taken */
-    uint32_t nruns;        /* 0: no batch is formed */
-    struct mn_unit *units; /* [capacity]; the live ones from oldest on, in the order of planning */
-    uint32_t oldest, nunits, capacity;
-    int64_t planned;       /* places assigned so far */
-    bool mixes;            /* units may be delivered in parts */
-    uint64_t could_ns;     /* since when a batch could be mixed; 0: none could */
 };
 
 /* A worker that has tasks on its own queue but runs none. */
@@ -134,8 +98,8 @@ struct mn_engine {
     struct mn_plan *plan;    /* balanced scheduling; NULL: static */
     struct mn_form form;     /* form of the batches that start now */
     struct mn_worker_views views;
-    struct mn_done done;
-    struct mn_forming *forming; /* NULL: batches are delivered as planned */
+    const struct mn_delivery *delivery; /* which batch is next; NULL: static */
+    void *delivery_state;               /* its own */
     uint64_t stuck_ns;       /* since when memory is too short for the plan's head; 0: it is not */
     struct mn_flight flight;
     struct mn_refusal refusal; /* of the last batch that could not be made */
@@ -183,55 +147,5 @@ mn_start_due(struct mn_engine *e);
  * about to. Returns true only once for the same plan. */
 bool
 mn_start_due_starving(struct mn_engine *e);
-
-/* ---- mn_next_delivery.c ---- */
-
-/* Returns NULL if memory is short. */
-struct mn_forming *
-mn_forming_open(uint32_t batch, uint32_t bound, bool mixes);
-
-void
-mn_forming_close(struct mn_forming *f);
-
-/* Makes space for one more unit. Returns 0 or -ENOMEM. */
-int
-mn_forming_room(struct mn_forming *f);
-
-/* Adds the batch that the plan added last. mn_forming_room() must have made space for it. */
-void
-mn_forming_add(struct mn_engine *e, uint64_t sequence, uint32_t nrows);
-
-/* Declares that no more batches are planned in this epoch. */
-void
-mn_forming_end(struct mn_engine *e);
-
-/* Drops the blocks of units that have left the plan, and forgets all units. Call it just before the
- * plan is cleared. */
-void
-mn_forming_clear(struct mn_engine *e);
-
-/* Returns for how long from now a mixed batch must still wait if nothing happens; INT64_MAX: there
- * is none to wait for. */
-int64_t
-mn_forming_nap(const struct mn_engine *e);
-
-/* Returns the number of batches that are done and not taken. In order it counts from the head on,
- * out of order all (up to starved_below). */
-int64_t
-mn_next_delivery_ready(struct mn_engine *e);
-
-/* Finds the batch to deliver next. *block_off is 0 if that batch cannot be made. In ready mode: the
- * first unit of the formed batch. Returns false if there is none. */
-bool
-mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off);
-
-/* Returns whether there is a batch to deliver. */
-bool
-mn_next_delivery_any(struct mn_engine *e);
-
-/* Frees the batch, which the caller has read. In ready mode, frees every unit whose last row this
- * delivery used. Returns -EINVAL if it was not given as the next one, or was taken. */
-int
-mn_next_delivery_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
 
 #endif

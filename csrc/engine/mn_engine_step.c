@@ -17,7 +17,7 @@ mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
         return wanted > MN_WANT_CHANGE && mn_engine_poll(e, wanted) != MN_BLOCK_BUSY;
     }
     if (e->plan != NULL) {
-        return mn_next_delivery_any(e);
+        return e->delivery->any(e);
     }
     bool done = false;
     for (struct mn_batch *b = e->flight.first; b != NULL && !done; b = b->next) {

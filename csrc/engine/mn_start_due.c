@@ -29,7 +29,7 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
 {
     const struct mn_plan_batch *b = &q->batch;
     bool in_parts = b->whole && q->ntasks > 1; /* one more task collates them */
-    struct mn_submit s = {.batch = *b, .form = e->form, .apart = e->forming != NULL};
+    struct mn_submit s = {.batch = *b, .form = e->form, .apart = e->cfg.ready_batch != 0};
     if (b->whole) {
         s.form = (struct mn_form){.kind = in_parts ? MN_KIND_PART : MN_KIND_BATCH};
     }
@@ -41,9 +41,8 @@ make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
 static bool
 more_comes_back(struct mn_engine *e)
 {
-    bool in_order = e->cfg.in_order;
     for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        if (b->abandoned || (!in_order && !b->detached && b->sequence != UINT64_MAX)) {
+        if (b->abandoned || (!e->delivery->head_first && !b->detached && b->sequence != UINT64_MAX)) {
             return true;
         }
     }
@@ -242,7 +241,8 @@ look_at_memory(const struct mn_engine *e, struct mn_plan_facts *f)
     bool waits = e->waits.given_ns == 0 && !e->waits.served;
     f->memory_kept = waits ? 0 : (int64_t)e->arena.kept_bytes;
     f->result_bytes = e->flight.mean_envelope_bytes;
-    f->formed = e->forming != NULL && e->forming->nruns != 0;
+    const struct mn_run *runs;
+    f->formed = mn_delivery_runs(e, &runs) != 0;
 }
 
 static struct mn_plan_facts
@@ -282,7 +282,7 @@ start_tasks(struct mn_engine *e)
     uint32_t started = 0;
     struct mn_plan_facts f = facts(e);
     f.queued = mn_worker_views_queued(e, false);
-    f.ready = f.queued < depth ? mn_next_delivery_ready(e) : 0;
+    f.ready = f.queued < depth ? e->delivery->ready(e) : 0;
     mn_plan_dispatch_begins(p);
     while (f.queued < depth) {
         struct mn_plan_start s;
@@ -348,7 +348,7 @@ start_shares(struct mn_engine *e)
         e->views.view[w] = look_at_worker(e, w);
     }
     f.workers = e->views.view;
-    f.ready = mn_next_delivery_ready(e);
+    f.ready = e->delivery->ready(e);
     struct mn_plan_round r;
     mn_plan_round_begin(p, &f, &r);
     for (int pass = 0; pass < 2; pass++) { /* idle workers come first */
@@ -409,7 +409,7 @@ mn_start_due_starving(struct mn_engine *e)
         return false;
     }
     struct mn_plan_facts f = facts(e);
-    f.ready = mn_next_delivery_ready(e);
+    f.ready = e->delivery->ready(e);
     bool starving = mn_plan_starving(e->plan, &f);
     if (starving && e->cfg.costs != NULL) {
         mn_batches_learn_waiting(e);

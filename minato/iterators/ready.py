@@ -1,7 +1,7 @@
 """``batching="ready"``: batches of the samples that are ready first.
 
 The sampler's batches are planned and made as usual. The engine forms batches from the
-rows that are ready (csrc/engine/mn_next_delivery.c). Slow samples keep their natural share. No sample
+rows that are ready (csrc/engine/mn_delivery_ready.c). Slow samples keep their natural share. No sample
 moves further than ``DISPLACEMENT`` batches from its position in the sampler's order. All batches up to
 the last are full. If no sample is slow, they are the sampler's batches, delivered without a copy.
 Otherwise rows of several batches are gathered by one copy.

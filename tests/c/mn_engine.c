@@ -672,19 +672,19 @@ form_now(struct mn_engine *e, struct rig_worker *w)
         run_all(w);
         CHECK(mn_test_clock_ns() < deadline);
     }
-    CHECK(e->forming->nruns != 0);
-    CHECK_EQ(e->forming->runs[0].sequence, sequence);
-    CHECK_EQ(e->forming->runs[0].block_off, off);
+    const struct mn_run *runs;
+    CHECK(mn_delivery_runs(e, &runs) != 0);
+    CHECK_EQ(runs[0].sequence, sequence);
+    CHECK_EQ(runs[0].block_off, off);
 }
 
 /* Checks that every row of the formed batch is right and occurs once. */
 static uint32_t
 check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *seen)
 {
-    const struct mn_forming *f = r->e->forming;
-    uint32_t rows = 0;
-    for (uint32_t i = 0; i < f->nruns; i++) {
-        const struct mn_run *run = &f->runs[i];
+    const struct mn_run *run;
+    uint32_t rows = 0, nruns = mn_delivery_runs(r->e, &run);
+    for (const struct mn_run *end = run + nruns; run < end; run++) {
         CHECK(run->sequence < nblocks);
         const struct mn_block *block = mn_block_at(&r->e->shm, run->block_off);
         CHECK_EQ(block->number, b[run->sequence].number);
@@ -699,8 +699,9 @@ check_runs(struct rig *r, const struct rig_block *b, uint32_t nblocks, uint8_t *
 static void
 take_formed(struct mn_engine *e)
 {
-    const struct mn_run run = e->forming->runs[0];
-    mn_engine_taken(e, run.sequence, run.block_off);
+    const struct mn_run *runs;
+    CHECK(mn_delivery_runs(e, &runs) != 0);
+    mn_engine_taken(e, runs[0].sequence, runs[0].block_off);
 }
 
 /* A task that ends just after the look whether its batch is done. */
@@ -764,7 +765,8 @@ mixed_batches_keep_what_is_left_of_others(void)
         run_all(&w[2]);
     }
     form_now(e, &w[2]);
-    CHECK_EQ(e->forming->nruns, 2);
+    const struct mn_run *runs;
+    CHECK_EQ(mn_delivery_runs(e, &runs), 2);
     CHECK_EQ(check_runs(&r, b, 2, seen), 4);
     take_formed(e);
     CHECK_EQ(e->flight.n, 2);
@@ -792,13 +794,13 @@ descriptors_that_are_all_out(void)
     e->tasks.nfree = 4096; /* as if the others were in use */
     for (uint32_t i = 0; i < 4097; i++) {
         uint64_t sequence, off;
-        CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
-        CHECK_EQ(mn_ready_end(&e->forming->policy, INT64_MAX), 0); /* there is more */
+        CHECK_EQ(rig_plan_more(&r, 1, &b), MN_OK);
         run_all(&w);
         if (i < 4096) {
-            CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+            CHECK(mn_engine_next(e, 0, &sequence, &off) != MN_OK);
         }
     }
+    mn_engine_plan_end(e);
     form_now(e, &w);
     CHECK_EQ(mn_engine_refused(e, 0).why, MN_REFUSED_NOT);
     CHECK_EQ(mn_engine_refused(e, 4096).why, MN_REFUSED_TASKS);
@@ -1378,11 +1380,10 @@ static uint32_t
 formed_read(struct crew *c)
 {
     struct mn_engine *e = c->rig.e;
-    const struct mn_forming *f = e->forming;
+    const struct mn_run *run;
     uint64_t row_bytes[RIG_FIELDS];
-    uint32_t rows = 0;
-    for (uint32_t i = 0; i < f->nruns; i++) {
-        const struct mn_run *run = &f->runs[i];
+    uint32_t rows = 0, nruns = mn_delivery_runs(e, &run);
+    for (const struct mn_run *end = run + nruns; run < end; run++) {
         struct mn_block *block = mn_block_at(&e->shm, run->block_off);
         rig_row_bytes(block->layout, c->rig.scale, row_bytes);
         for (uint32_t row = run->row0; row < run->row0 + run->nrows; row++, rows++) {

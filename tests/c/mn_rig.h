@@ -287,7 +287,7 @@ rig_submit(struct rig *r, uint32_t nrows, uint32_t queue, struct rig_block *out)
 
 /* Balanced: returns the result of mn_engine_plan(). */
 static MN_UNUSED int
-rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
+rig_plan_more(struct rig *r, uint32_t nrows, struct rig_block *out)
 {
     int64_t *index = rig_index(r, nrows);
     struct mn_plan_batch b = {.sequence = r->e->plan->view.order.next,
@@ -306,12 +306,19 @@ rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
         mn_mutex_unlock(&r->e->mutex);
     }
     int rc = mn_engine_plan(r->e, &b);
-    mn_engine_plan_end(r->e); /* no test must be asked for more */
     free(index);
     if (rc == MN_OK) {
         r->number++;
         r->position += nrows;
     }
+    return rc;
+}
+
+static MN_UNUSED int
+rig_plan(struct rig *r, uint32_t nrows, struct rig_block *out)
+{
+    int rc = rig_plan_more(r, nrows, out);
+    mn_engine_plan_end(r->e); /* no test must be asked for more */
     return rc;
 }
 

@@ -22,7 +22,7 @@ struct mn_pending;
 /* The types of minato._core, of mn_<name>_spec each. */
 #define MN_STATE_TYPES(X)                                                                \
     X(engine) X(block) X(epoch) X(segment) X(worker) X(layout) X(arena_view) X(pagelock) \
-    X(costs) X(delivery) X(seeder)
+    X(costs) X(hands_out) X(seeder)
 
 /* Names that are looked up often. */
 #define MN_STATE_NAMES(X)                                                                \

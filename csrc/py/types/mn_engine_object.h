@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "engine/mn_batches.h"
+#include "engine/mn_delivery.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_snapshot.h"
 #include "py/transport/mn_layout.h"

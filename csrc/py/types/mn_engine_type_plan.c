@@ -465,12 +465,12 @@ static PyObject *
 given(PyObject *self, struct mn_engine *e, uint64_t sequence, uint64_t off)
 {
     struct mn_block_object *b = (struct mn_block_object *)mn_block_new(self, sequence, off, NULL);
-    if (b == NULL || !mn_engine_forms(e)) {
+    const struct mn_run *runs;
+    uint32_t nruns = b != NULL ? mn_delivery_runs(e, &runs) : 0;
+    if (nruns == 0) {
         return (PyObject *)b;
     }
-    const struct mn_run *runs;
     mn_engine_pin(e);
-    uint32_t nruns = mn_engine_formed(e, &runs);
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list != NULL && i < nruns; i++) {
         PyObject *block = mn_block_new(self, runs[i].sequence, runs[i].block_off, NULL);

@@ -185,7 +185,7 @@ static bool
 all_written(struct mn_engine *e, const struct mn_layout *l, uint32_t posted)
 {
     const struct mn_run *runs;
-    uint32_t nruns = mn_engine_formed(e, &runs);
+    uint32_t nruns = mn_delivery_runs(e, &runs);
     bool all = nruns != 0 && posted != 0 && l->nobjects == 0;
     for (uint32_t i = 0; all && i < nruns; i++) {
         const struct mn_run *r = &runs[i];
@@ -205,7 +205,7 @@ copy_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t to)
 {
     const struct mn_shm *shm = mn_engine_shm(e);
     const struct mn_run *runs;
-    uint32_t nruns = mn_engine_formed(e, &runs);
+    uint32_t nruns = mn_delivery_runs(e, &runs);
     struct mn_block *target = mn_block_at(shm, to);
     for (uint32_t i = 0; i < l->nfields; i++) {
         uint64_t bytes = l->row_bytes[i];
@@ -237,7 +237,7 @@ mn_engine_py_gather(PyObject *self, struct mn_engine *e, PyObject *layout)
     struct mn_submit s = {.form = {.kind = MN_KIND_ROWS}};
     mn_layout_form(l, &s.form);
     const struct mn_run *runs;
-    uint32_t nruns = mn_engine_formed(e, &runs);
+    uint32_t nruns = mn_delivery_runs(e, &runs);
     for (uint32_t i = 0; i < nruns; i++) {
         s.batch.nrows += runs[i].nrows;
     }
@@ -329,7 +329,7 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
  * suspended while the thread waits for a Python lock.
  */
 
-struct mn_delivery {
+struct mn_hands_out {
     PyObject_HEAD
     struct mn_state *st;
     PyObject *grant;    /* arguments of the last _grant(): count, prefetched, engine, progress */
@@ -341,7 +341,7 @@ struct mn_delivery {
 static void
 exchange(PyObject *self, Py_ssize_t count, PyObject *grant)
 {
-    struct mn_delivery *h = (struct mn_delivery *)self;
+    struct mn_hands_out *h = (struct mn_hands_out *)self;
     PyObject *old;
     Py_BEGIN_CRITICAL_SECTION(self);
     old = h->grant;
@@ -353,7 +353,7 @@ exchange(PyObject *self, Py_ssize_t count, PyObject *grant)
 
 /* Takes one granted batch: returns the grant, or NULL if there is none. */
 static PyObject *
-take_one(struct mn_delivery *h)
+take_one(struct mn_hands_out *h)
 {
     if (h->granted == 0) {
         return NULL;
@@ -403,7 +403,7 @@ tell(PyObject *engine)
 }
 
 static PyObject *
-deliver(struct mn_delivery *h, PyObject *grant)
+deliver(struct mn_hands_out *h, PyObject *grant)
 {
     PyObject *engine = PyTuple_GET_ITEM(grant, 2);
     if (mn_engine_get(engine) == NULL || count_on(h->st, PyTuple_GET_ITEM(grant, 3)) < 0) {
@@ -422,7 +422,7 @@ deliver(struct mn_delivery *h, PyObject *grant)
 static PyObject *
 next(PyObject *self)
 {
-    struct mn_delivery *h = (struct mn_delivery *)self;
+    struct mn_hands_out *h = (struct mn_hands_out *)self;
     int seen = watched(h->st);
     if (seen != 0) {
         return seen < 0 ? NULL
@@ -453,7 +453,7 @@ static void
 dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    Py_XDECREF(((struct mn_delivery *)self)->grant);
+    Py_XDECREF(((struct mn_hands_out *)self)->grant);
     mn_free_object(self);
 }
 
@@ -464,7 +464,7 @@ new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
     while (own->tp_dealloc != dealloc) {
         own = own->tp_base;
     }
-    struct mn_delivery *h = (struct mn_delivery *)type->tp_alloc(type, 0);
+    struct mn_hands_out *h = (struct mn_hands_out *)type->tp_alloc(type, 0);
     if (h != NULL) {
         h->st = PyType_GetModuleState(own);
     }
@@ -493,7 +493,7 @@ static int
 traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((struct mn_delivery *)self)->grant);
+    Py_VISIT(((struct mn_hands_out *)self)->grant);
     return 0;
 }
 
@@ -503,7 +503,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"_num_yielded", T_PYSSIZET, offsetof(struct mn_delivery, yielded), 0,
+    {"_num_yielded", T_PYSSIZET, offsetof(struct mn_hands_out, yielded), 0,
      PyDoc_STR("torch's count of delivered batches")},
     {NULL, 0, 0, 0, NULL},
 };
@@ -520,6 +520,6 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-PyType_Spec mn_delivery_spec = {"minato._core.HandsOut", sizeof(struct mn_delivery), 0,
+PyType_Spec mn_hands_out_spec = {"minato._core.HandsOut", sizeof(struct mn_hands_out), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE
                                     | Py_TPFLAGS_HAVE_GC, slots};

@@ -1,15 +1,9 @@
-/* mn_next_delivery.c - which batch is delivered next.
+/* mn_delivery_ready.c - ready mode (batching="ready"): batches of the samples that are ready first.
  * SPDX-License-Identifier: Apache-2.0
  *
- * In order: the head of the plan. Out of order: the batch that was done first. In ready mode: the
- * formed batch. A batch is done when its tasks have ended and their results were accepted, or when
- * it is refused. Balanced scheduling only. All functions need the engine's mutex; learning takes
- * the lock of the costs.
- *
- * Ready mode (batching="ready") forms batches of the samples that are ready first. The plan holds
- * the sampler's batches, called *units* here. They are cut, started and made like any other batch,
- * so that single samples have no extra cost. The rows of a task are ready when the task has ended,
- * in whatever way.
+ * The plan holds the sampler's batches, called *units* here. They are cut, started and made like any
+ * other batch, so that single samples have no extra cost. The rows of a task are ready when the task
+ * has ended, in whatever way.
  * policy_ready.h says which rows form a batch. As a rule they are one unit, which is then
  * delivered as it lies. Else the batch is a list of runs of rows from several units, which the
  * code that takes it must gather.
@@ -31,12 +25,42 @@
 
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
-#include "base/mn_fault.h"
 #include "engine/mn_batches.h"
+#include "engine/mn_delivery.h"
 #include "engine/mn_engine_state.h"
 #include "os/mn_clock.h"
+#include "schedule/policy_ready.h"
 
-/* ---- ready mode: units, and the batches formed of them ------------------------------------ */
+/* A planned batch, until its last row was taken. */
+struct mn_unit {
+    uint64_t sequence;
+    uint64_t block_off; /* 0: it had none at the last look, or is refused */
+    int64_t first;      /* place of its row 0 */
+    uint32_t nrows;
+    uint32_t left;      /* rows not taken yet */
+    uint32_t unmarked;  /* rows not known to be ready */
+    bool ended;         /* all of its tasks have ended, and it has left the plan */
+    struct mn_refusal refusal;
+};
+
+struct mn_forming {
+    struct mn_ready policy;
+    void *memory;
+    int64_t *places;       /* [batch] */
+    struct mn_run *runs;   /* [batch]; of the batch that is formed and not taken */
+    uint32_t nruns;        /* 0: no batch is formed */
+    struct mn_unit *units; /* [capacity]; the live ones from oldest on, in the order of planning */
+    uint32_t oldest, nunits, capacity;
+    int64_t planned;       /* places assigned so far */
+    bool mixes;            /* units may be delivered in parts */
+    uint64_t could_ns;     /* since when a batch could be mixed; 0: none could */
+};
+
+static struct mn_forming *
+forming(const struct mn_engine *e)
+{
+    return e->delivery_state;
+}
 
 /* The cost of mixing a batch: a copy, at the speed of one core on cold memory, and some bookkeeping
  * for each row. A caller that waits this long before it mixes loses by waiting at most what mixing
@@ -54,47 +78,12 @@ reset(struct mn_forming *f)
     f->could_ns = 0;
 }
 
-struct mn_forming *
-mn_forming_open(uint32_t batch, uint32_t bound, bool mixes)
-{
-    struct mn_forming *f = calloc(1, sizeof(*f));
-    size_t bytes = mn_ready_bytes(batch, bound);
-    if (f == NULL || bytes == 0) {
-        free(f);
-        return NULL;
-    }
-    f->memory = malloc(bytes);
-    f->places = calloc(batch, sizeof(*f->places));
-    f->runs = calloc(batch, sizeof(*f->runs));
-    if (f->memory == NULL || f->places == NULL || f->runs == NULL) {
-        mn_forming_close(f);
-        return NULL;
-    }
-    f->policy.batch = batch;
-    f->policy.bound = bound;
-    f->mixes = mixes;
-    reset(f);
-    return f;
-}
-
-void
-mn_forming_close(struct mn_forming *f)
-{
-    if (f != NULL) {
-        free(f->memory);
-        free(f->places);
-        free(f->runs);
-        free(f->units);
-        free(f);
-    }
-}
-
 /* Tells the plan which unit would be the first in the next batch if all rows were ready, and that
  * no unit from the first one past the policy's horizon on may start. */
 static void
 set_span(struct mn_engine *e)
 {
-    const struct mn_forming *f = e->forming;
+    const struct mn_forming *f = forming(e);
     int64_t place = f->policy.formed * f->policy.batch, horizon = mn_ready_horizon(&f->policy);
     uint32_t head = f->oldest;
     while (head < f->nunits && f->units[head].first + f->units[head].nrows <= place) {
@@ -109,8 +98,9 @@ set_span(struct mn_engine *e)
                      end < f->nunits ? f->units[end].sequence : next);
 }
 
-int
-mn_forming_room(struct mn_forming *f)
+/* Makes space for one more unit. Returns 0 or -ENOMEM. */
+static int
+make_room(struct mn_forming *f)
 {
     if (f->oldest > f->nunits / 2) {
         f->nunits -= f->oldest;
@@ -129,26 +119,32 @@ mn_forming_room(struct mn_forming *f)
     return 0;
 }
 
-void
-mn_forming_add(struct mn_engine *e, uint64_t sequence, uint32_t nrows)
+static int
+add(struct mn_engine *e, const struct mn_plan_batch *b)
 {
-    struct mn_forming *f = e->forming;
-    mn_assert(f->nunits < f->capacity);
-    f->units[f->nunits++] = (struct mn_unit){.sequence = sequence,
+    struct mn_forming *f = forming(e);
+    int rc = make_room(f);
+    rc = rc < 0 ? rc : mn_plan_add(e->plan, b);
+    if (rc != MN_OK) {
+        return rc;
+    }
+    f->units[f->nunits++] = (struct mn_unit){.sequence = b->sequence,
                                              .first = f->planned,
-                                             .nrows = nrows,
-                                             .left = nrows,
-                                             .unmarked = nrows};
-    f->planned += nrows;
+                                             .nrows = b->nrows,
+                                             .left = b->nrows,
+                                             .unmarked = b->nrows};
+    f->planned += b->nrows;
     (void)mn_ready_end(&f->policy, INT64_MAX); /* if an end was declared, it was not the end */
     set_span(e);
+    return MN_OK;
 }
 
-void
-mn_forming_end(struct mn_engine *e)
+static void
+end(struct mn_engine *e)
 {
+    mn_plan_end(e->plan);
     /* It cannot fail: no more is marked than was planned. */
-    (void)mn_ready_end(&e->forming->policy, e->forming->planned);
+    (void)mn_ready_end(&forming(e)->policy, forming(e)->planned);
     set_span(e);
 }
 
@@ -160,7 +156,7 @@ static void
 mark(struct mn_engine *e, struct mn_unit *u, uint32_t row0, uint32_t nrows,
      const uint64_t *wall_ns, size_t step)
 {
-    struct mn_ready *r = &e->forming->policy;
+    struct mn_ready *r = &forming(e)->policy;
     if (mn_ready_is_marked(r, u->first + row0 + nrows - 1)) {
         return;
     }
@@ -206,7 +202,7 @@ static int64_t
 patience_ns(const struct mn_engine *e)
 {
     int64_t copy_ns = (int64_t)mn_plan_view(e->plan)->batch_bytes / COPY_BYTES_A_NS;
-    return copy_ns + MIX_ROW_NS * e->forming->policy.batch + MIX_NS;
+    return copy_ns + MIX_ROW_NS * forming(e)->policy.batch + MIX_NS;
 }
 
 /* Forms a batch of ready rows if possible: one unit as it lies, or mixed. Returns whether it
@@ -214,7 +210,7 @@ patience_ns(const struct mn_engine *e)
 static bool
 form(struct mn_engine *e, bool mix)
 {
-    struct mn_forming *f = e->forming;
+    struct mn_forming *f = forming(e);
     int64_t n;
     if (mn_ready_form(&f->policy, mix, f->places, &n) != MN_OK) {
         return false;
@@ -230,7 +226,7 @@ form(struct mn_engine *e, bool mix)
 static struct mn_unit *
 unmarked(struct mn_engine *e, const struct mn_unit *after)
 {
-    struct mn_forming *f = e->forming;
+    struct mn_forming *f = forming(e);
     int64_t horizon = mn_ready_horizon(&f->policy);
     uint32_t i = after != NULL ? (uint32_t)(after - f->units) + 1 : f->oldest;
     for (; i < f->nunits && f->units[i].first < horizon; i++) {
@@ -293,7 +289,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
         return;
     }
     struct mn_batch *b = mn_batch_find(e, u->block_off);
-    if (e->forming->mixes) {
+    if (forming(e)->mixes) {
         mn_batch_accept_some(e, b);
         mark_tasks(e, u, b);
     }
@@ -303,7 +299,7 @@ look_at(struct mn_engine *e, struct mn_unit *u)
             || mn_batch_accept(e, b) == MN_BLOCK_BUSY)) {
         return;
     }
-    if (e->forming->mixes) {
+    if (forming(e)->mixes) {
         mark_tasks(e, u, b);
     }
     else {
@@ -322,10 +318,10 @@ memory_allows(const struct mn_engine *e)
     return !mn_arena_exceeds(&e->arena, bytes != 0 ? bytes : e->flight.mean_envelope_bytes);
 }
 
-int64_t
-mn_forming_nap(const struct mn_engine *e)
+static int64_t
+nap(const struct mn_engine *e)
 {
-    const struct mn_forming *f = e->forming;
+    const struct mn_forming *f = forming(e);
     uint64_t since = memory_allows(e) ? f->could_ns : 0;
     if (since == 0) {
         return INT64_MAX;
@@ -339,7 +335,7 @@ mn_forming_nap(const struct mn_engine *e)
 static bool
 form_whole(struct mn_engine *e)
 {
-    bool formed = e->forming->nruns != 0 || form(e, false);
+    bool formed = forming(e)->nruns != 0 || form(e, false);
     struct mn_unit *u = formed ? NULL : unmarked(e, NULL);
     for (; u != NULL && !formed; u = unmarked(e, u)) {
         look_at(e, u);
@@ -353,7 +349,7 @@ form_whole(struct mn_engine *e)
 static bool
 form_next(struct mn_engine *e)
 {
-    struct mn_forming *f = e->forming;
+    struct mn_forming *f = forming(e);
     if (form_whole(e)) {
         return true;
     }
@@ -371,8 +367,8 @@ static int64_t
 formed_ready(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    const struct mn_ready *r = &e->forming->policy;
-    int64_t ready = (r->ready[0] + r->ready[1]) / r->batch + (e->forming->nruns != 0);
+    const struct mn_ready *r = &forming(e)->policy;
+    int64_t ready = (r->ready[0] + r->ready[1]) / r->batch + (forming(e)->nruns != 0);
     struct mn_plan_order order = mn_plan_view(p)->order;
     int64_t enough = mn_plan_window(p).starved_below;
     for (uint64_t n = order.head; n < order.begun && ready < enough; n++) {
@@ -382,11 +378,15 @@ formed_ready(struct mn_engine *e)
     return ready;
 }
 
-/* The formed batch was read: frees the units whose rows are all delivered. */
-static void
-formed_taken(struct mn_engine *e)
+/* Frees the units whose rows are all delivered. */
+static int
+take(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
-    struct mn_forming *f = e->forming;
+    struct mn_forming *f = forming(e);
+    (void)block_off;
+    if (f->nruns == 0 || f->runs[0].sequence != sequence) {
+        return -EINVAL;
+    }
     for (uint32_t i = 0; i < f->nruns; i++) {
         struct mn_unit *u = &f->units[f->oldest];
         while (u->sequence != f->runs[i].sequence) {
@@ -402,12 +402,34 @@ formed_taken(struct mn_engine *e)
     while (f->oldest < f->nunits && f->units[f->oldest].left == 0) {
         f->oldest++;
     }
+    return 0;
 }
 
-void
-mn_forming_clear(struct mn_engine *e)
+static bool
+pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 {
-    struct mn_forming *f = e->forming;
+    bool formed = form_next(e);
+    if (formed) {
+        *sequence = forming(e)->runs[0].sequence;
+        *block_off = forming(e)->runs[0].block_off;
+    }
+    return formed;
+}
+
+static bool
+any(struct mn_engine *e)
+{
+    struct mn_forming *f = forming(e);
+    return form_whole(e) || (f->could_ns == 0 && could_mix(f)); /* one that pick() must note */
+}
+
+/* ---- the order ---------------------------------------------------------------------- */
+
+/* Drops the blocks of units that have left the plan, and forgets all units. */
+static void
+clear(struct mn_engine *e)
+{
+    struct mn_forming *f = forming(e);
     for (uint32_t i = f->oldest; i < f->nunits; i++) {
         const struct mn_unit *u = &f->units[i];
         if (u->ended && u->left != 0 && u->block_off != 0) {
@@ -417,146 +439,79 @@ mn_forming_clear(struct mn_engine *e)
     reset(f);
 }
 
-/* ---- batches as planned ------------------------------------------------------------------- */
-
-/* Returns whether the batch can be delivered, as data or as an error. */
-static bool
-is_done(struct mn_engine *e, struct mn_planned *q)
+static void
+close(struct mn_engine *e)
 {
-    if (!q->done /* each look at a block reads many cache lines of other CPUs */
-        && (q->refusal.why != MN_REFUSED_NOT
-            || (q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY
-                && mn_batch_accept(e, mn_batch_find(e, q->block_off)) != MN_BLOCK_BUSY))) {
-        mn_plan_set_done(e->plan, q);
+    struct mn_forming *f = forming(e);
+    if (f != NULL) {
+        free(f->memory);
+        free(f->places);
+        free(f->runs);
+        free(f->units);
+        free(f);
     }
-    return q->done;
+}
+
+static const struct mn_delivery ready_first = {
+    .add = add, .end = end, .clear = clear, .pick = pick, .any = any, .ready = formed_ready,
+    .take = take, .nap = nap, .close = close,
+};
+
+int
+mn_delivery_open_ready(struct mn_engine *e, uint32_t batch, uint32_t bound, bool mixes)
+{
+    struct mn_forming *f = calloc(1, sizeof(*f));
+    size_t bytes = mn_ready_bytes(batch, bound);
+    e->delivery = &ready_first;
+    e->delivery_state = f;
+    if (f == NULL || bytes == 0) {
+        return -ENOMEM;
+    }
+    f->memory = malloc(bytes);
+    f->places = calloc(batch, sizeof(*f->places));
+    f->runs = calloc(batch, sizeof(*f->runs));
+    if (f->memory == NULL || f->places == NULL || f->runs == NULL) {
+        return -ENOMEM;
+    }
+    f->policy.batch = batch;
+    f->policy.bound = bound;
+    f->mixes = mixes;
+    reset(f);
+    return 0;
+}
+
+/* ---- for other files ---------------------------------------------------------------- */
+
+static const struct mn_forming *
+if_ready(const struct mn_engine *e)
+{
+    return e->delivery == &ready_first ? e->delivery_state : NULL;
+}
+
+uint32_t
+mn_delivery_runs(const struct mn_engine *e, const struct mn_run **runs)
+{
+    const struct mn_forming *f = if_ready(e);
+    *runs = f != NULL ? f->runs : NULL;
+    return f != NULL ? f->nruns : 0;
+}
+
+struct mn_refusal
+mn_delivery_refusal(const struct mn_engine *e, uint64_t sequence)
+{
+    const struct mn_forming *f = if_ready(e);
+    for (uint32_t i = f != NULL ? f->oldest : 0; f != NULL && i < f->nunits; i++) {
+        if (f->units[i].sequence == sequence) {
+            return f->units[i].refusal;
+        }
+    }
+    return (struct mn_refusal){MN_REFUSED_NOT, 0, 0};
 }
 
 int64_t
-mn_next_delivery_ready(struct mn_engine *e)
+mn_delivery_displaced(const struct mn_engine *e, int64_t *sum)
 {
-    struct mn_plan *p = e->plan;
-    int64_t ready = 0;
-    if (e->forming != NULL) {
-        return formed_ready(e);
-    }
-    struct mn_plan_order order = mn_plan_view(p)->order;
-    int64_t enough = mn_plan_window(p).starved_below;
-    for (uint64_t n = order.head; n < order.begun; n++) {
-        struct mn_planned *q = mn_plan_at(p, n);
-        bool done = q != NULL && is_done(e, q);
-        ready += done;
-        if (!done && (e->cfg.in_order || ready >= enough)) {
-            break;
-        }
-    }
-    return ready;
-}
-
-/* ---- out of order ------------------------------------------------------------------------- */
-
-static int
-by_time(const void *a, const void *b)
-{
-    uint64_t x = ((const struct mn_found *)a)->done_ns, y = ((const struct mn_found *)b)->done_ns;
-    return (x > y) - (x < y);
-}
-
-/* Looks at all batches that have started; the next look comes when all that were found are
- * taken. */
-static void
-find_done(struct mn_engine *e)
-{
-    struct mn_plan *p = e->plan;
-    struct mn_done *d = &e->done;
-    d->n = d->at = 0;
-    struct mn_plan_order order = mn_plan_view(p)->order;
-    for (uint64_t n = order.head; n < order.begun; n++) {
-        struct mn_planned *q = mn_plan_at(p, n);
-        if (q != NULL && is_done(e, q)) {
-            uint64_t ns = q->block_off != 0 ? mn_engine_done_ns(e, q->block_off) : 0;
-            d->found[d->n++] = (struct mn_found){n, ns};
-        }
-    }
-    if (d->n > 1) {
-        qsort(d->found, d->n, sizeof(*d->found), by_time);
-    }
-}
-
-/* Returns the sequence of the batch to deliver next; UINT64_MAX: none. */
-static uint64_t
-first_done(struct mn_engine *e)
-{
-    struct mn_plan *p = e->plan;
-    struct mn_done *d = &e->done;
-    if (e->cfg.in_order) {
-        uint64_t head = mn_plan_view(p)->order.head;
-        struct mn_planned *q = mn_plan_at(p, head);
-        return q != NULL && is_done(e, q) ? head : UINT64_MAX;
-    }
-    for (int turn = 0; turn < 2; turn++) {
-        while (d->at < d->n) {
-            uint64_t sequence = d->found[d->at].sequence;
-            if (mn_plan_at(p, sequence) != NULL) {
-                return sequence;
-            }
-            d->at++; /* already taken */
-        }
-        if (turn == 0) {
-            find_done(e);
-        }
-    }
-    return UINT64_MAX;
-}
-
-/* ---- next --------------------------------------------------------------------------------- */
-
-bool
-mn_next_delivery_pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
-{
-    if (e->forming != NULL) {
-        bool formed = form_next(e);
-        *sequence = formed ? e->forming->runs[0].sequence : 0;
-        *block_off = formed ? e->forming->runs[0].block_off : 0;
-        return formed;
-    }
-    uint64_t first = first_done(e);
-    if (first == UINT64_MAX) {
-        return false;
-    }
-    *sequence = first;
-    *block_off = mn_plan_block(e->plan, first);
-    return true;
-}
-
-bool
-mn_next_delivery_any(struct mn_engine *e)
-{
-    const struct mn_forming *f = e->forming;
-    if (f == NULL) {
-        return first_done(e) != UINT64_MAX;
-    }
-    return form_whole(e) || (f->could_ns == 0 && could_mix(f)); /* one that form_next() must note */
-}
-
-int
-mn_next_delivery_take(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
-{
-    if (e->forming != NULL) {
-        if (e->forming->nruns == 0 || e->forming->runs[0].sequence != sequence) {
-            return -EINVAL;
-        }
-        formed_taken(e);
-        return 0;
-    }
-    struct mn_planned *q = mn_plan_at(e->plan, sequence);
-    if (q == NULL || q->block_off != block_off || !is_done(e, q)) {
-        return -EINVAL;
-    }
-    if (block_off != 0) { /* else it was refused */
-        mn_batch_retire(e, block_off);
-    }
-    MN_FAULT("engine.taken");
-    mn_plan_taken(e->plan, sequence);
-    return 0;
+    const struct mn_forming *f = if_ready(e);
+    *sum = f != NULL ? f->policy.displaced_sum : 0;
+    return f != NULL ? f->policy.displaced_max : 0;
 }
