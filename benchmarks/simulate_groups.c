@@ -266,15 +266,15 @@ trainer_goes_on(struct sim *s)
     }
     uint64_t sequence, block_off;
     int rc = mn_engine_next(s->e, 0, &sequence, &block_off);
-    s->waits = rc != MN_OK;
-    if (rc == MN_EMPTY) {
+    s->waits = rc != MN_NEXT_BATCH;
+    if (rc == MN_NEXT_PLAN) {
         return fill(s, true);
     }
-    if (rc != MN_OK) {
+    if (rc != MN_NEXT_BATCH) {
         return false;
     }
     check(s, sequence, block_off);
-    mn_engine_taken(s->e, sequence, block_off);
+    mn_engine_taken(s->e, sequence, block_off, false);
     s->r.first_ns = s->delivered == 0 ? (int64_t)sim_now : s->r.first_ns;
     s->delivered++;
     s->free_at = sim_now + (uint64_t)s->c.consumer_ns;

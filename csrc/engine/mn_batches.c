@@ -36,6 +36,15 @@ mn_batch_find(struct mn_engine *e, uint64_t block_off)
     return b;
 }
 
+const struct mn_batch *
+mn_batch_in_flight(struct mn_engine *e, uint64_t block_off, uint32_t serial)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    bool sound = block->ntasks == 0 || mn_block_tasks(block)[0] < e->shm.ctl->ntasks;
+    const struct mn_batch *b = sound ? mn_batch_find(e, block_off) : NULL;
+    return b != NULL && !b->abandoned && block->serial == serial ? b : NULL;
+}
+
 /* Adds the batch to the end of the list of batches in flight. */
 static void
 link_batch(struct mn_engine *e, struct mn_batch *b)
@@ -318,20 +327,35 @@ mn_engine_read_reports(struct mn_engine *e, uint64_t block_off)
     return find(e, block_off)->reports;
 }
 
-bool
-mn_engine_in_rows(struct mn_engine *e, uint64_t block_off)
+static bool
+all_in_rows(const struct mn_engine *e, const struct mn_batch *b, struct mn_block *block)
 {
-    struct mn_block *block = mn_block_at(&e->shm, block_off);
-    const struct mn_batch *b = find(e, block_off);
     bool all = true;
     for (uint32_t i = 0; i < block->ntasks; i++) {
         const struct mn_result *r = &e->tasks.results[mn_block_tasks(block)[i]];
         all = all && r->accepted && r->flags == 0; /* no envelope, and none that found no memory */
     }
-    for (uint32_t i = 0; i < block->nrows; i++) {
+    for (uint32_t i = 0; i < block->nrows && block->ntasks != 0; i++) {
         all = all && b->reports[i].status == MN_ROW_WRITTEN;
     }
-    return all;
+    return all && (block->ntasks == 0 || block->layout != 0); /* 0 tasks: the trainer wrote them */
+}
+
+bool
+mn_engine_read(struct mn_engine *e, uint64_t block_off, uint32_t serial, uint64_t row_bytes,
+               struct mn_reading *out)
+{
+    mn_mutex_lock(&e->mutex);
+    const struct mn_batch *b = mn_batch_in_flight(e, block_off, serial);
+    if (b != NULL) {
+        struct mn_block *block = mn_block_at(&e->shm, block_off);
+        *out = (struct mn_reading){.status = mn_engine_poll(e, block_off),
+                                   .in_rows = all_in_rows(e, b, block),
+                                   .copy = !mn_may_retain(e, row_bytes * block->nrows)};
+        e->refs++;
+    }
+    mn_mutex_unlock(&e->mutex);
+    return b != NULL;
 }
 
 /* ---- blocks: made, retained, ended ------------------------------------------------------ */

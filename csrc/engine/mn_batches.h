@@ -64,6 +64,11 @@ mn_engine_unlock(struct mn_engine *e);
 struct mn_batch *
 mn_batch_find(struct mn_engine *e, uint64_t block_off);
 
+/* Returns the batch whose block was made at this offset with this serial number; NULL if it is not
+ * in flight, or abandoned. */
+const struct mn_batch *
+mn_batch_in_flight(struct mn_engine *e, uint64_t block_off, uint32_t serial);
+
 /* Returns whether no worker runs a task of the batch or can claim one. */
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b);
@@ -160,8 +165,18 @@ mn_engine_settle(struct mn_engine *e, uint64_t block_off);
 const struct mn_report *
 mn_engine_read_reports(struct mn_engine *e, uint64_t block_off);
 
-/* Returns whether every row of the block was written in place and no envelope travels with them. */
+/* How a block in flight may be read now. */
+struct mn_reading {
+    enum mn_block_status status;
+    bool in_rows; /* every row was written in place, and no envelope travels with them */
+    bool copy;    /* the program may not retain its rows */
+};
+
+/* Looks at a block that was made with this serial number, for a caller who wants to make a batch of
+ * its rows, of row_bytes each. Returns false if its batch is not in flight any more. Otherwise it
+ * has also called mn_engine_pin(). */
 bool
-mn_engine_in_rows(struct mn_engine *e, uint64_t block_off);
+mn_engine_read(struct mn_engine *e, uint64_t block_off, uint32_t serial, uint64_t row_bytes,
+               struct mn_reading *out);
 
 #endif

@@ -144,22 +144,27 @@ mn_engine_plan_end(struct mn_engine *e);
 void
 mn_engine_plan_clear(struct mn_engine *e);
 
+/* How a wait for the next batch has ended, if not with -EINTR. */
+enum mn_next {
+    MN_NEXT_BATCH = 0,
+    MN_NEXT_TIMEOUT = 1,
+    MN_NEXT_HEALTH = 2, /* a worker died or the zygote is lost: look at mn_engine_health() */
+    MN_NEXT_PLAN = 3,   /* workers idle behind a straggler, or soon will: plan more */
+};
+
 /* Waits for the next batch to deliver: the head, or out of order the batch that was done first. A
- * timeout of 0 only looks for the batch after the one that the caller receives now. Returns
- *   MN_OK       there is a batch. If *block_off is 0, it cannot be made: mn_engine_refused() says
- *               why, and mn_engine_taken() skips it
- *   MN_CLOSED   a worker died or the zygote is lost: the caller must look at mn_engine_health()
- *   MN_EMPTY    workers idle behind a straggler, or soon will: the caller should plan more
- *   -ETIMEDOUT, -EINTR */
+ * timeout of 0 only looks for the batch after the one that the caller receives now. If the block of
+ * a batch is 0, it cannot be made: mn_engine_refused() says why, and mn_engine_taken() skips it.
+ * Returns an enum mn_next, or -EINTR. */
 int
 mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
                uint64_t *block_off);
 
 /* Frees the batch that mn_engine_next() gave, after the caller has read it. In ready mode, frees
- * every planned batch whose last row this delivery used. Returns -EINVAL if mn_engine_next() did
- * not give this batch. */
+ * every planned batch whose last row this delivery used. pinned: does what mn_engine_unpin() does,
+ * too; the engine must be open. Returns -EINVAL if mn_engine_next() did not give this batch. */
 int
-mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off);
+mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off, bool pinned);
 
 /* Starts timing the caller's wait. mn_engine_next() does this itself; call it only for static
  * scheduling, or when several batches are taken at once. Batches taken beyond the awaited one are

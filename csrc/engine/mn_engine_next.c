@@ -86,9 +86,10 @@ mn_engine_retire(struct mn_engine *e, uint64_t block_off)
 }
 
 int
-mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
+mn_engine_taken(struct mn_engine *e, uint64_t sequence, uint64_t block_off, bool pinned)
 {
     mn_mutex_lock(&e->mutex);
+    e->refs -= pinned; /* not the last: the engine is open */
     if (e->delivery->take(e, sequence, block_off) < 0) {
         mn_engine_unlock(e);
         return -EINVAL;
@@ -115,16 +116,13 @@ anything_done(struct mn_engine *e, uint64_t wanted)
     return done;
 }
 
-/* Returns whether the user's thread has something to look at before it sleeps again. */
+/* Returns whether the user's thread has something to look at before it sleeps again. Needs the
+ * mutex. */
 static bool
 trouble(struct mn_engine *e)
 {
-    mn_mutex_lock(&e->mutex);
-    bool bad = mn_a32_load_relaxed(&e->crew.lost) != 0
-               || (e->plan == NULL && e->crew.ndeaths != 0)
-               || mn_crew_live(&e->crew) == 0 || mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
-    mn_mutex_unlock(&e->mutex);
-    return bad;
+    return mn_a32_load_relaxed(&e->crew.lost) != 0 || (e->plan == NULL && e->crew.ndeaths != 0)
+           || mn_crew_live(&e->crew) == 0 || mn_a32_load_acquire(&e->shm.ctl->stop) != 0;
 }
 
 int
@@ -145,9 +143,10 @@ mn_engine_wait(struct mn_engine *e, uint64_t block_off, int64_t timeout_ns)
     MN_FAULT("engine.wait");
     mn_mutex_lock(&e->mutex);
     e->crew.wakes.engine |= e->arena.room_waits; /* a worker that waits may go on now */
+    bool over = mn_engine_has_done(e, block_off) || trouble(e);
     mn_engine_unlock(e);
     int rc = 0;
-    if (anything_done(e, block_off) || trouble(e)) {
+    if (over) {
         mn_event_cancel_wait(&c->trainer);
     }
     else {
@@ -171,68 +170,9 @@ nap_ns(const struct mn_engine *e, uint64_t want)
     return longest < nap ? longest : nap;
 }
 
-/* One look under the mutex. Finds a batch. Otherwise sets what to wait for (want) and how long
- * (nap), or that more must be planned now (starving). ahead: this look goes beyond the batch that
- * the caller needs. That batch is ready, so the caller is not starved. */
-static bool
-look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
-     uint64_t *want, int64_t *nap, bool *starving)
-{
-    mn_mutex_lock(&e->mutex);
-    bool got = e->delivery->pick(e, sequence, block_off);
-    bool seen = e->autoscale != NULL && first && (got || !ahead);
-    if (seen && !mn_plan_begins(e->plan)) { /* an empty window is normal at the start */
-        struct mn_plan_window window = mn_plan_window(e->plan);
-        int64_t before = (int64_t)window.prefetched + ahead;
-        mn_autoscale_saw(e, e->delivery->ready(e) + before, window.batches);
-    }
-    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* statistics only */
-    uint32_t n = got ? 0 : mn_start_due(e);
-    uint64_t head = mn_plan_block(e->plan, mn_plan_view(e->plan)->order.head);
-    *want = !e->delivery->head_first ? MN_WANT_ANY : head != 0 ? head : MN_WANT_CHANGE;
-    e->held += got && mn_plan_view(e->plan)->held;
-    *starving = !got && mn_start_due_starving(e);
-    *nap = nap_ns(e, *want);
-    e->crew.wakes.workers += n;
-    mn_engine_unlock(e);
-    return got;
-}
+/* ---- the caller's stopwatch ------------------------------------------------------------- */
 
-static int
-next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *block_off)
-{
-    uint64_t since = e->waits.spanned ? mn_now_ns() : e->waits.part_ns, want;
-    int64_t left = timeout_ns;
-    int64_t nap;
-    bool starving, ahead = timeout_ns == 0;
-    for (bool first = true;; first = false) {
-        if (look(e, first, ahead, sequence, block_off, &want, &nap, &starving)) {
-            return MN_OK;
-        }
-        if (trouble(e)) {
-            return MN_CLOSED;
-        }
-        if (starving) {
-            return MN_EMPTY;
-        }
-        if (ahead) {
-            return -ETIMEDOUT;
-        }
-        bool brief = left < 0 ? nap != INT64_MAX : nap < left;
-        int rc = mn_engine_wait(e, want, brief ? nap : left);
-        if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {
-            return rc;
-        }
-        if (timeout_ns >= 0) {
-            int64_t gone = (int64_t)(mn_now_ns() - since);
-            left = gone < timeout_ns ? timeout_ns - gone : 0;
-        }
-    }
-}
-
-/* ---- the caller's waits --------------------------------------------------------------- */
-
-/* The stopwatch belongs to the caller's thread; other threads look at it under the mutex
+/* It belongs to the caller's thread; other threads look at it under the mutex
  * (mn_engine_progress). The values stored in the control page are statistics only: relaxed. */
 static void
 asked(struct mn_engine *e)
@@ -255,14 +195,20 @@ given(struct mn_engine *e, bool got)
     mn_a64_store_relaxed(&c->given, e->waits.n);
 }
 
-int64_t
-mn_engine_span_begin(struct mn_engine *e)
+static void
+begin_span(struct mn_engine *e)
 {
-    mn_mutex_lock(&e->mutex);
     asked(e);
     e->waits.spanned = true;
     /* Prefetched batches count as not delivered: the first of them is what the caller gets now. */
     e->waits.served = e->plan != NULL && mn_plan_prefetched(e->plan, -1);
+}
+
+int64_t
+mn_engine_span_begin(struct mn_engine *e)
+{
+    mn_mutex_lock(&e->mutex);
+    begin_span(e);
     int64_t consumer_ns = e->plan != NULL ? mn_plan_view(e->plan)->consumer_ns : 0;
     mn_mutex_unlock(&e->mutex);
     return consumer_ns;
@@ -272,10 +218,10 @@ void
 mn_engine_span_end(struct mn_engine *e, bool got, bool held)
 {
     struct mn_waits *w = &e->waits;
-    if (!w->spanned) {
-        (void)mn_engine_span_begin(e);
-    }
     mn_mutex_lock(&e->mutex);
+    if (!w->spanned) {
+        begin_span(e);
+    }
     given(e, got);
     if (w->served && !got && held) {
         (void)mn_plan_prefetched(e->plan, 1);
@@ -284,21 +230,75 @@ mn_engine_span_end(struct mn_engine *e, bool got, bool held)
     mn_mutex_unlock(&e->mutex);
 }
 
-int
-mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence,
-               uint64_t *block_off)
+/* ---- the next batch --------------------------------------------------------------------- */
+
+#define WAIT INT32_MAX /* of look(): for what it says */
+
+struct wait {
+    uint64_t want;
+    int64_t nap; /* at most */
+};
+
+/* Looks for the batch. ahead: beyond the one that the caller needs; that one is ready, so the caller
+ * is not starved. Returns what mn_engine_next() returns, or WAIT. */
+static int
+look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
+     struct wait *wait)
 {
-    bool spanned = e->waits.spanned;
-    if (!spanned) {
-        mn_mutex_lock(&e->mutex);
-        asked(e);
-        mn_mutex_unlock(&e->mutex);
+    bool got = e->delivery->pick(e, sequence, block_off);
+    bool seen = e->autoscale != NULL && first && (got || !ahead);
+    if (seen && !mn_plan_begins(e->plan)) { /* an empty window is normal at the start */
+        struct mn_plan_window window = mn_plan_window(e->plan);
+        int64_t before = (int64_t)window.prefetched + ahead;
+        mn_autoscale_saw(e, e->delivery->ready(e) + before, window.batches);
     }
-    int rc = next(e, timeout_ns, sequence, block_off);
-    if (!spanned) {
-        mn_mutex_lock(&e->mutex);
-        given(e, rc == MN_OK);
-        mn_mutex_unlock(&e->mutex);
+    mn_a64_store_relaxed(&e->shm.ctl->used_bytes, mn_arena_used(&e->arena)); /* statistics only */
+    if (got) {
+        e->held += mn_plan_view(e->plan)->held;
+        return MN_NEXT_BATCH;
     }
-    return rc;
+    e->crew.wakes.workers += mn_start_due(e);
+    uint64_t head = mn_plan_block(e->plan, mn_plan_view(e->plan)->order.head);
+    wait->want = !e->delivery->head_first ? MN_WANT_ANY : head != 0 ? head : MN_WANT_CHANGE;
+    bool starving = mn_start_due_starving(e);
+    wait->nap = nap_ns(e, wait->want);
+    return trouble(e) ? MN_NEXT_HEALTH : starving ? MN_NEXT_PLAN : ahead ? MN_NEXT_TIMEOUT : WAIT;
+}
+
+int
+mn_engine_next(struct mn_engine *e, int64_t timeout_ns, uint64_t *sequence, uint64_t *block_off)
+{
+    bool spanned = e->waits.spanned, ahead = timeout_ns == 0;
+    int64_t left = timeout_ns;
+    uint64_t since = 0;
+    for (bool first = true;; first = false) {
+        struct wait wait;
+        mn_mutex_lock(&e->mutex);
+        if (first && !spanned) {
+            asked(e);
+        }
+        since = !first ? since : spanned ? mn_now_ns() : e->waits.part_ns;
+        int rc = look(e, first, ahead, sequence, block_off, &wait);
+        if (rc != WAIT && !spanned) {
+            given(e, rc == MN_NEXT_BATCH);
+        }
+        mn_engine_unlock(e);
+        if (rc != WAIT) {
+            return rc;
+        }
+        bool brief = left < 0 ? wait.nap != INT64_MAX : wait.nap < left;
+        rc = mn_engine_wait(e, wait.want, brief ? wait.nap : left);
+        if (rc < 0 && !(brief && rc == -ETIMEDOUT)) {
+            if (!spanned) {
+                mn_mutex_lock(&e->mutex);
+                given(e, false);
+                mn_mutex_unlock(&e->mutex);
+            }
+            return rc == -ETIMEDOUT ? MN_NEXT_TIMEOUT : rc;
+        }
+        if (timeout_ns >= 0) {
+            int64_t gone = (int64_t)(mn_now_ns() - since);
+            left = gone < timeout_ns ? timeout_ns - gone : 0;
+        }
+    }
 }

@@ -64,8 +64,7 @@ bool
 mn_engine_may_retain(struct mn_engine *e, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
-    bool over = mn_arena_exceeds(&e->arena, 0);
-    bool may = !over && e->arena.kept_bytes + bytes <= e->arena.limit / 2;
+    bool may = mn_may_retain(e, bytes);
     mn_mutex_unlock(&e->mutex);
     return may;
 }
@@ -120,10 +119,7 @@ bool
 mn_engine_has_block(struct mn_engine *e, uint64_t block_off, uint32_t serial)
 {
     mn_mutex_lock(&e->mutex);
-    struct mn_block *block = mn_block_at(&e->shm, block_off);
-    bool sound = block->ntasks == 0 || mn_block_tasks(block)[0] < e->shm.ctl->ntasks;
-    const struct mn_batch *b = sound ? mn_batch_find(e, block_off) : NULL;
-    bool has = b != NULL && !b->abandoned && block->serial == serial;
+    bool has = mn_batch_in_flight(e, block_off, serial) != NULL;
     mn_mutex_unlock(&e->mutex);
     return has;
 }

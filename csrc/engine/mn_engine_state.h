@@ -112,6 +112,13 @@ struct mn_engine {
 
 /* ---- what the engine's files call of each other; with the mutex held -------------------- */
 
+/* mn_engine_may_retain(), which see. */
+static inline bool
+mn_may_retain(const struct mn_engine *e, uint64_t bytes)
+{
+    return !mn_arena_exceeds(&e->arena, 0) && e->arena.kept_bytes + bytes <= e->arena.limit / 2;
+}
+
 /* ---- mn_engine_step.c ---- */
 
 /* Sweeps dead workers, grants leases, drops abandoned blocks, starts what is due. Returns whether

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from .._core import Block, Engine
+from .._core import NEXT_HEALTH, NEXT_PLAN, Block, Engine
 from .._records import Envelope
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
@@ -250,8 +250,7 @@ class Receiver:
 
     def _next_block(self, wait: bool) -> Block | None:
         """The next block, even if it cannot be made. Raises torch's errors for timeouts and
-        deaths. The engine returns True if workers need more planned tasks, False if a worker
-        may have died, None when the time is over."""
+        deaths."""
         supervisor = self._supervisor
         if wait:
             if not supervisor.living() and threading.current_thread() is threading.main_thread():
@@ -272,13 +271,13 @@ class Receiver:
                 supervisor.late.look(supervisor.pool, self.planner.indices_of)
                 part = supervisor.late.part(part)
             got = self.engine.next(part)
-            if got is True:
-                self.planner.fill(starved=True)
-            elif got:
+            if not isinstance(got, int):
                 return got
+            if got == NEXT_PLAN:
+                self.planner.fill(starved=True)
             elif not wait:
                 return None
-            elif got is False:
+            elif got == NEXT_HEALTH:
                 supervisor.check(lambda: False)
             else:
                 supervisor.first.look(self.engine)

@@ -193,7 +193,7 @@ def test_planned_batch_is_taken_once_in_order() -> None:
     layout = it._receiver.shape.layout.core
 
     def following() -> Any:
-        while (got := engine.next(60.0)) is True:
+        while (got := engine.next(60.0)) == _core.NEXT_PLAN:
             it._planner.fill()
         return got
 

@@ -100,7 +100,7 @@ take(struct bench *s, struct rig_block *b)
     CHECK_EQ(mn_engine_next(s->r.e, WAIT_NS, &sequence, &b->off), MN_OK);
     CHECK_EQ(sequence, b->sequence);
     rig_check(&s->r, b);
-    mn_engine_taken(s->r.e, sequence, b->off);
+    mn_engine_taken(s->r.e, sequence, b->off, false);
 }
 
 /* ---- one finished task ---- */
@@ -231,10 +231,10 @@ retry_after(const struct spoiled *c)
     spoil(&s, c, task);
     if (c->found == MN_SOUND) {
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
-        mn_engine_taken(e, sequence, off);
+        mn_engine_taken(e, sequence, off, false);
     }
     else {
-        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
         CHECK_EQ(e->crew.ndeaths, 1);
         CHECK_EQ(e->crew.death.status, MN_STATUS_DAMAGED + (int32_t)c->found);
         CHECK_EQ(mn_worker_try(&s.w[0].side, &other), MN_CLOSED);
@@ -273,13 +273,13 @@ damaged_records_are_told(void)
         spoil(&s, &cases[i], task);
         bool lost = cases[i].found != MN_SOUND;
         if (lost) {
-            CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+            CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
             die(&s, 0);
         }
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
         CHECK_EQ(mn_engine_settle(e, off), lost ? MN_BLOCK_LOST : MN_BLOCK_DONE);
         CHECK(!lost || e->tasks.lost[task].status == MN_STATUS_DAMAGED + (int32_t)cases[i].found);
-        mn_engine_taken(e, sequence, off);
+        mn_engine_taken(e, sequence, off, false);
         task = claim(&s.w[1]);
         CHECK_EQ(rig_run(&s.w[1], task), 0);
         take(&s, &s.other);
@@ -328,11 +328,11 @@ an_envelope_belongs_to_one_task(void)
     t[1]->env_off = t[0]->env_off;
     t[1]->env_len = t[0]->env_len;
     take(&s, &s.b);
-    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
     die(&s, 0);
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
     CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
-    mn_engine_taken(e, sequence, off);
+    mn_engine_taken(e, sequence, off, false);
     tear_down(&s);
 }
 
@@ -362,7 +362,7 @@ overwritten_words_are_swept(void)
         uint32_t task = claim(&s.w[0]), other = claim(&s.w[1]), none;
         CHECK_EQ(rig_run(&s.w[1], other), 0);
         set_word(&s, task, words[i / 2].worker, words[i / 2].status);
-        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
         die(&s, 1);
         mn_a32_store_release(&s.w[1].side.me->state, MN_WORKER_READY);
         CHECK_EQ(mn_worker_try(&s.w[1].side, &none), MN_EMPTY); /* worker 0 may write its rows */
@@ -425,7 +425,7 @@ damage_by_the_dead_is_nobody_elses(void)
         mn_a32_store_release(&s.w[0].side.me->state, MN_WORKER_READY);
         CHECK_EQ(rig_run(&s.w[1], first), 0);
         take(&s, &s.b);
-        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+        CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
         CHECK(!mn_crew_is_damaged(&e->crew, 0));
         CHECK_EQ(claim(&s.w[0]), task);
         CHECK_EQ(rig_run(&s.w[0], task), 0);
@@ -482,11 +482,11 @@ no_room_of_a_damaged_worker(void)
     mn_block_reports(mn_block_at(&e->shm, mn_task_at(&e->shm, task)->block_off))->status =
         MN_ROW_ENVELOPE;
     CHECK_EQ(mn_worker_done(&s.w[0].side, task), MN_NO_TASK);
-    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), -ETIMEDOUT);
+    CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
     die(&s, 0);
     CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_OK);
     CHECK_EQ(mn_engine_settle(e, off), MN_BLOCK_LOST);
-    mn_engine_taken(e, sequence, off);
+    mn_engine_taken(e, sequence, off, false);
     mn_engine_plan_clear(e);
     tear_down(&s);
 }

@@ -71,7 +71,7 @@ take_now(struct rig *r, struct rig_worker *w, struct rig_block *b)
 {
     uint64_t sequence;
     int turns = 0;
-    while (mn_engine_next(r->e, 0, &sequence, &b->off) == -ETIMEDOUT) {
+    while (mn_engine_next(r->e, 0, &sequence, &b->off) == MN_NEXT_TIMEOUT) {
         run_all(w);
         (void)rig_step(r->e);
         CHECK(++turns < 20000);
@@ -355,7 +355,7 @@ cleared_plans_leave_nothing(void)
         CHECK_EQ(rig_plan(&r, 7, &b), MN_OK);
         take_now(&r, &w, &b);
         CHECK_EQ(rig_run(&v, task), 0);
-        mn_engine_taken(e, b.sequence, b.off);
+        mn_engine_taken(e, b.sequence, b.off, false);
         mn_engine_plan_clear(e);
         while (rig_step(e)) {
         }
@@ -567,7 +567,7 @@ head_over_the_limit_starts(void)
     CHECK_EQ(rig_plan(&r, 100, &b[2]), MN_OK);
     for (uint32_t i = 0; i < 3; i++) {
         take_now(&r, &w, &b[i]);
-        mn_engine_taken(e, b[i].sequence, b[i].off);
+        mn_engine_taken(e, b[i].sequence, b[i].off, false);
     }
     mn_engine_close(e);
     mn_shared_costs_fini(&costs);
@@ -585,7 +585,7 @@ take_refused(struct rig *r, const struct rig_block *b, enum mn_refusal_why why)
     CHECK_EQ(off, 0);
     struct mn_refusal refusal = mn_engine_refused(r->e, sequence);
     CHECK_EQ(refusal.why, why);
-    mn_engine_taken(r->e, sequence, off);
+    mn_engine_taken(r->e, sequence, off, false);
 }
 
 static void
@@ -604,7 +604,7 @@ refused_batches_are_errors_in_their_place(void)
     }
     for (uint32_t i = 0; i < 5; i += 2) {
         take_now(&r, &w, &b[i]);
-        mn_engine_taken(e, b[i].sequence, b[i].off);
+        mn_engine_taken(e, b[i].sequence, b[i].off, false);
         if (i < 4) {
             take_refused(&r, &b[i + 1], i == 0 ? MN_REFUSED_ROWS : MN_REFUSED_RECORDS);
         }
@@ -631,12 +631,12 @@ kept_batches_leave_no_room_for_the_next(void)
     CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
     take_now(&r, &w, &b[0]);
     CHECK(rig_retain(&r, &b[0], &kept));
-    mn_engine_taken(e, b[0].sequence, b[0].off);
+    mn_engine_taken(e, b[0].sequence, b[0].off, false);
     take_refused(&r, &b[1], MN_REFUSED_ROWS);
     mn_engine_release(e, kept.off, kept.bytes);
     CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
     take_now(&r, &w, &b[1]);
-    mn_engine_taken(e, b[1].sequence, b[1].off);
+    mn_engine_taken(e, b[1].sequence, b[1].off, false);
     mn_engine_close(e);
 }
 
@@ -668,7 +668,7 @@ form_now(struct mn_engine *e, struct rig_worker *w)
 {
     uint64_t sequence, off;
     uint64_t deadline = mn_test_clock_ns() + 60000000000u;
-    while (mn_engine_next(e, 0, &sequence, &off) == -ETIMEDOUT) {
+    while (mn_engine_next(e, 0, &sequence, &off) == MN_NEXT_TIMEOUT) {
         run_all(w);
         CHECK(mn_test_clock_ns() < deadline);
     }
@@ -701,7 +701,7 @@ take_formed(struct mn_engine *e)
 {
     const struct mn_run *runs;
     CHECK(mn_delivery_runs(e, &runs) != 0);
-    mn_engine_taken(e, runs[0].sequence, runs[0].block_off);
+    mn_engine_taken(e, runs[0].sequence, runs[0].block_off, false);
 }
 
 /* A task that ends just after the look whether its batch is done. */
@@ -1271,7 +1271,7 @@ balanced_take(struct crew *c)
             CHECK(i == 0 || !c->rig.e->plan->cfg.in_order);
             c->flight[i].off = off;
             look_at(c, &c->flight[i]);
-            mn_engine_taken(c->rig.e, sequence, off);
+            mn_engine_taken(c->rig.e, sequence, off, false);
             forget(c, i);
             return;
         }
@@ -1429,7 +1429,7 @@ formed_epoch(struct crew *c, uint32_t batches)
         uint32_t rows = formed_read(c);
         CHECK_EQ(rows, FORMED_ROWS);
         left -= rows;
-        mn_engine_taken(e, sequence, off);
+        mn_engine_taken(e, sequence, off, false);
         c->taken++;
         if (leave && mn_test_random(&c->seed) % 16 == 0) {
             c->abandoned++;
@@ -1520,7 +1520,7 @@ ranges_come_back_from_another_thread(void)
         rig_check(&c.rig, &b);
         await_empty(&d.mail);
         bool kept = rig_retain(&c.rig, &b, &c.held[i % HELD]);
-        mn_engine_taken(c.rig.e, sequence, b.off);
+        mn_engine_taken(c.rig.e, sequence, b.off, false);
         if (kept) {
             (void)mn_a64_xchg_acqrel(&d.mail, i % HELD + 1);
         }

@@ -210,7 +210,7 @@ every_sample_once(void)
         CHECK_EQ(mn_engine_next(p.e, WAIT_NS, &sequence, &off), MN_OK);
         CHECK_EQ(sequence, read);
         check_block(&p, off, first[read % WINDOW], rows[read % WINDOW]);
-        mn_engine_taken(p.e, sequence, off);
+        mn_engine_taken(p.e, sequence, off, false);
     }
     CHECK(planned > 20 && mn_a32_load_relaxed(&p.failures) > 0);
     printf("  %llu batches, %llu samples\n", (unsigned long long)planned,

@@ -235,7 +235,7 @@ deliver(struct nursery *n, uint64_t stop, uint64_t *taken)
         else {
             lost++;
         }
-        mn_engine_taken(n->rig.e, number, off);
+        mn_engine_taken(n->rig.e, number, off, false);
     }
     return lost;
 }
@@ -437,7 +437,7 @@ poison_is_given_up(void)
     CHECK_EQ(mn_a32_load_relaxed(&n.orders.rows[0]), 3);
     CHECK_EQ(death->status, -SIGKILL);
     CHECK(death->pid > 1 && death->worker < WORKERS);
-    mn_engine_taken(n.rig.e, number, off);
+    mn_engine_taken(n.rig.e, number, off, false);
     close_nursery(&n);
 }
 

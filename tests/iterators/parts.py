@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 import minato
-from minato._core import CostModel, Epoch
+from minato._core import NEXT_TIMEOUT, CostModel, Epoch
 from minato.iterators.across_iterators import memo_of
 from minato.iterators.hints import CostHints
 from minato.iterators.planner import Planner
@@ -97,7 +97,7 @@ class Engine:
         self.plans.clear()
 
     def next(self, timeout: float) -> Any:
-        return self.ready.popleft() if self.ready else None
+        return self.ready.popleft() if self.ready else NEXT_TIMEOUT
 
     def retire(self, block: Block) -> None:
         self.retired.append(block)

@@ -12,6 +12,7 @@
 
 #include "base/mn_atomic.h"
 #include "base/mn_fault.h"
+#include "engine/mn_engine.h"
 #include "os/mn_clock.h"
 #include "os/mn_proc.h"
 #include "py/module/mn_numpy.h"
@@ -281,7 +282,8 @@ static PyMethodDef core_methods[] = {
     X(WORKER_WANTED) X(WORKER_STARTING) X(WORKER_READY) X(WORKER_EXITED) X(WORKER_SWEPT) \
     X(WORKER_LEAVING)                                                                    \
     X(START_UNKNOWN) X(START_FORKED) X(START_THREADS)                                    \
-    X(REFUSED_TASKS) X(REFUSED_RECORDS) X(REFUSED_ROWS) X(REFUSED_PRIVATE) \
+    X(REFUSED_TASKS) X(REFUSED_RECORDS) X(REFUSED_ROWS) X(REFUSED_PRIVATE)               \
+    X(NEXT_TIMEOUT) X(NEXT_HEALTH) X(NEXT_PLAN)                                          \
     X(SEED_SAMPLE) X(SEED_GETITEMS) X(SEED_COLLATE) X(SEED_SET_EPOCH) X(SEED_BY_INDEX)   \
     X(SEEDED_BY_INDEX)                                                                   \
     X(SCALER_GROW_IDLE_CORES) X(SCALER_GROW_WAITING) X(SCALER_SHRINK_FULL)               \

@@ -223,7 +223,13 @@ mn_pending_reclaim(struct mn_state *st)
     if (h != NULL) {
         mn_forks_look(&p->forks);
     }
+    else {
+        forget_if_unseen(p);
+    }
     mn_mutex_unlock(&p->mutex);
+    if (h == NULL) {
+        return;
+    }
     for (; h != NULL; h = next) {
         next = h->next;
         if (h->pid == mn_proc_self() && unseen(h) && !forked(h)) {

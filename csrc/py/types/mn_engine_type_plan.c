@@ -453,11 +453,11 @@ mn_engine_py_plan_clear(PyObject *Py_UNUSED(self), struct mn_engine *e,
 }
 
 const char mn_engine_next_doc[] =
-    "next(timeout) -> Block | None | bool\n\n"
+    "next(timeout) -> Block | int\n\n"
     "Waits for the batch to deliver next, at most timeout seconds (negative: forever; 0: only\n"
     "looks, before the caller asks for it). Returns a Block; if it is not made, see its refusal.\n"
-    "None: the time is over. False: look at health(). True: workers wait for more batches to be\n"
-    "planned, if there are any. Handles signals.";
+    "NEXT_TIMEOUT: the time is over. NEXT_HEALTH: look at health(). NEXT_PLAN: workers wait for\n"
+    "more batches to be planned, if there are any. Handles signals.";
 
 /* Makes the Block that next() gives. Its runs are read while objects are made, and that may collect
  * garbage which closes the engine. */
@@ -509,20 +509,17 @@ mn_engine_py_next(PyObject *self, struct mn_engine *e, PyObject *args)
         rc = mn_engine_next(e, slice, &sequence, &block);
         Py_END_ALLOW_THREADS
         o->inside--;
-        if (rc == MN_OK) {
+        if (rc == MN_NEXT_BATCH) {
             return mn_engine_get(self) != NULL ? given(self, e, sequence, block) : NULL;
         }
         if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
             return NULL;
         }
-        if (rc == MN_CLOSED) {
-            Py_RETURN_FALSE;
-        }
-        if (rc == MN_EMPTY) {
-            Py_RETURN_TRUE;
+        if (rc == MN_NEXT_HEALTH || rc == MN_NEXT_PLAN) {
+            return PyLong_FromLong(rc);
         }
         if (slice == 0) { /* that was the last look; signals end other sleeps early */
-            Py_RETURN_NONE;
+            return PyLong_FromLong(MN_NEXT_TIMEOUT);
         }
     }
 }
@@ -539,7 +536,7 @@ mn_engine_py_retire(PyObject *self, struct mn_engine *e, PyObject *block)
         return NULL;
     }
     if (b->sequence != MN_UNPLANNED) {
-        if (mn_engine_taken(e, b->sequence, b->off) < 0) {
+        if (mn_engine_taken(e, b->sequence, b->off, false) < 0) {
             return PyErr_Format(PyExc_ValueError,
                                 "the block is not what next() gave, or was retired");
         }

@@ -6,24 +6,6 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Returns whether every row was written in place and whole, and no envelope exists. */
-static bool
-all_in_rows(struct mn_engine *e, const struct mn_layout *l, uint64_t off)
-{
-    const struct mn_block *block = mn_block_at(mn_engine_shm(e), off);
-    if (l->nobjects != 0) {
-        return false;
-    }
-    return block->ntasks == 0 || (block->layout != 0 && mn_engine_in_rows(e, off));
-}
-
-/* At the ceiling the caller gets copies: it may retain half of the limit. */
-static bool
-must_copy(struct mn_engine *e, const struct mn_layout *l, uint32_t nrows)
-{
-    return !mn_engine_may_retain(e, l->all_bytes * nrows);
-}
-
 /* Returns whether the rows of the block follow the layout; raises ValueError if not. */
 static bool
 follows(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout)
@@ -68,17 +50,37 @@ are_written(struct mn_engine *e, uint64_t off, uint32_t row0, uint32_t n)
     return true;
 }
 
-/* objects: as in decode(), NULL for None. If the block is not full the batch is a copy, so that the
- * caller does not retain the rest of it. */
+/* Opens a block for reading by the layout, and pins the engine. Returns where it lies. 0 with an
+ * exception if it is not in flight, or is none. */
+static uint64_t
+open_block(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout,
+           struct mn_reading *r)
+{
+    const struct mn_block_object *b =
+        mn_is_layout(self, layout) ? mn_block_of(self, block) : NULL;
+    if (b == NULL) {
+        return 0;
+    }
+    uint64_t row_bytes = ((struct mn_layout *)layout)->all_bytes;
+    if (b->off == 0 || !mn_engine_read(e, b->off, b->serial, row_bytes, r)) {
+        PyErr_SetString(PyExc_ValueError, "the block's batch is not in flight");
+        return 0;
+    }
+    return b->off;
+}
+
+/* Makes a batch of an open block. objects: as in decode(), NULL for None. At the ceiling the caller
+ * gets a copy: it may retain half of the limit. If the block is not full the batch is a copy, too,
+ * so that the caller does not retain the rest of it. */
 static PyObject *
-decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout, PyObject *objects,
-       uint32_t nrows)
+decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout,
+       const struct mn_reading *r, PyObject *objects, uint32_t nrows)
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     struct mn_layout *l = (struct mn_layout *)layout;
     uint64_t off = ((struct mn_block_object *)block)->off;
     uint32_t all = mn_block_at(mn_engine_shm(e), off)->nrows;
-    if (objects == NULL && !all_in_rows(e, l, off)) {
+    if (objects == NULL && (l->nobjects != 0 || !r->in_rows)) {
         Py_RETURN_NONE;
     }
     if (!follows(self, e, block, layout)) {
@@ -88,10 +90,8 @@ decode(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layout, P
     if (objects != NULL && !are_written(e, off, 0, nrows)) {
         return NULL;
     }
-    bool copy = nrows < all || must_copy(e, l, nrows);
-    mn_engine_pin(e);
-    PyObject *batch = mn_layout_decode(st, l, e, off, nrows, objects, copy);
-    mn_engine_unpin(e);
+    PyObject *batch =
+        mn_layout_decode(st, l, e, off, nrows, objects, r->copy || nrows < all);
     return unless_closed(self, batch);
 }
 
@@ -105,14 +105,21 @@ const char mn_engine_decode_doc[] =
 PyObject *
 mn_engine_py_decode(PyObject *self, struct mn_engine *e, PyObject *args)
 {
-    PyObject *block, *layout, *objects;
+    PyObject *block, *layout, *objects, *batch = NULL;
     unsigned int nrows = UINT32_MAX;
-    uint64_t off;
+    struct mn_reading r;
     if (!PyArg_ParseTuple(args, "OOO|I", &block, &layout, &objects, &nrows)
-        || !mn_is_layout(self, layout) || mn_engine_of_done(self, block, &off) == NULL) {
+        || open_block(self, e, block, layout, &r) == 0) {
         return NULL;
     }
-    return decode(self, e, block, layout, objects != Py_None ? objects : NULL, nrows);
+    if (r.status == MN_BLOCK_BUSY) {
+        PyErr_SetString(PyExc_ValueError, "the block's batch is not done");
+    }
+    else {
+        batch = decode(self, e, block, layout, &r, objects != Py_None ? objects : NULL, nrows);
+    }
+    mn_engine_unpin(e);
+    return batch;
 }
 
 const char mn_engine_take_doc[] =
@@ -124,28 +131,34 @@ const char mn_engine_take_doc[] =
 PyObject *
 mn_engine_py_take(PyObject *self, struct mn_engine *e, PyObject *const *args, Py_ssize_t nargs)
 {
-    uint64_t off;
     if (nargs != 2) {
         return PyErr_Format(PyExc_TypeError, "take() takes two arguments");
     }
-    PyObject *block = args[0], *layout = args[1];
-    if (!mn_is_layout(self, layout) || mn_engine_of_block(self, block, &off) == NULL) {
+    struct mn_reading r;
+    uint64_t off = open_block(self, e, args[0], args[1], &r);
+    if (off == 0) {
         return NULL;
     }
-    uint64_t sequence = ((struct mn_block_object *)block)->sequence;
+    uint64_t sequence = ((struct mn_block_object *)args[0])->sequence;
+    PyObject *batch = NULL;
     if (sequence == MN_UNPLANNED) {
-        return PyErr_Format(PyExc_ValueError, "use decode() for blocks that were not planned");
+        PyErr_SetString(PyExc_ValueError, "use decode() for blocks that were not planned");
     }
-    if (mn_block_at(mn_engine_shm(e), off)->layout == 0
-        || mn_engine_poll(e, off) != MN_BLOCK_DONE) {
-        Py_RETURN_NONE;
+    else if (r.status != MN_BLOCK_DONE) {
+        batch = Py_NewRef(Py_None);
     }
-    PyObject *batch = decode(self, e, block, layout, NULL, UINT32_MAX);
-    bool open = ((struct mn_engine_object *)self)->engine == e;
-    if (batch != Py_None && open && mn_engine_taken(e, sequence, off) < 0 && batch != NULL) {
-        Py_CLEAR(batch);
-        PyErr_SetString(PyExc_ValueError, "the block is not what next() gave, or was retired");
+    else {
+        batch = decode(self, e, args[0], args[1], &r, NULL, UINT32_MAX);
+        if (batch != Py_None && ((struct mn_engine_object *)self)->engine == e) {
+            if (mn_engine_taken(e, sequence, off, true) < 0 && batch != NULL) {
+                Py_CLEAR(batch);
+                PyErr_SetString(PyExc_ValueError,
+                                "the block is not what next() gave, or was retired");
+            }
+            return batch;
+        }
     }
+    mn_engine_unpin(e);
     return batch;
 }
 
@@ -256,10 +269,12 @@ mn_engine_py_gather(PyObject *self, struct mn_engine *e, PyObject *layout)
         return NULL;
     }
     PyObject *block = mn_block_new(self, MN_UNPLANNED, to, layout), *batch = NULL;
-    if (block != NULL) {
-        batch = decode(self, e, block, layout, NULL, UINT32_MAX);
-        Py_DECREF(block);
+    struct mn_reading r;
+    if (block != NULL && open_block(self, e, block, layout, &r) != 0) {
+        batch = decode(self, e, block, layout, &r, NULL, UINT32_MAX);
+        mn_engine_unpin(e);
     }
+    Py_XDECREF(block);
     if (o->engine == e) {
         mn_engine_retire(e, to);
     }
