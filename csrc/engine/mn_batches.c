@@ -30,19 +30,16 @@ mn_batch_find(struct mn_engine *e, uint64_t block_off)
     struct mn_block *block = mn_block_at(&e->shm, block_off);
     struct mn_flight *f = &e->flight;
     struct mn_batch *b = block->ntasks != 0 ? f->by_task[mn_block_tasks(block)[0]] : f->last;
-    while (b != NULL && b->block_off != block_off) {
+    while (b != NULL && b->planned.block_off != block_off) {
         b = b->prev; /* without tasks: made just now, for rows gathered from other batches */
     }
     return b;
 }
 
-const struct mn_batch *
-mn_batch_in_flight(struct mn_engine *e, uint64_t block_off, uint32_t serial)
+static struct mn_block *
+block_of(const struct mn_engine *e, const struct mn_batch *b)
 {
-    struct mn_block *block = mn_block_at(&e->shm, block_off);
-    bool sound = block->ntasks == 0 || mn_block_tasks(block)[0] < e->shm.ctl->ntasks;
-    const struct mn_batch *b = sound ? mn_batch_find(e, block_off) : NULL;
-    return b != NULL && !b->abandoned && block->serial == serial ? b : NULL;
+    return mn_block_at(&e->shm, b->planned.block_off);
 }
 
 /* Adds the batch to the end of the list of batches in flight. */
@@ -84,7 +81,7 @@ unlink_batch(struct mn_engine *e, struct mn_batch *b)
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b)
 {
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    struct mn_block *block = block_of(e, b);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         enum mn_task_status st = mn_word_status(mn_tasks_word(&e->tasks, tasks[i]));
@@ -176,7 +173,7 @@ read_reports(struct mn_engine *e, struct mn_batch *b, const struct mn_result *r)
         return MN_SOUND; /* its rows were reported by the parts */
     }
     struct mn_report *to = b->reports + r->row0;
-    memcpy(to, mn_block_reports(mn_block_at(&e->shm, b->block_off)) + r->row0,
+    memcpy(to, mn_block_reports(block_of(e, b)) + r->row0,
            r->nrows * sizeof(*to));
     bool sound = true;
     for (uint32_t i = 0; i < r->nrows; i++) {
@@ -262,9 +259,9 @@ reject(struct mn_engine *e, uint32_t task, uint64_t word, enum mn_damage damage)
 void
 mn_batch_accept_some(struct mn_engine *e, struct mn_batch *b)
 {
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    struct mn_block *block = block_of(e, b);
     const uint32_t *tasks = mn_block_tasks(block);
-    for (uint32_t i = 0; i < block->ntasks && !b->accepted; i++) {
+    for (uint32_t i = 0; i < block->ntasks && b->planned.state < MN_BATCH_DONE; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
         bool done = mn_word_status(word) == MN_TASK_DONE;
         enum mn_damage damage = done ? accept_task(e, b, tasks[i], word) : MN_SOUND;
@@ -278,15 +275,20 @@ enum mn_block_status
 mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
 {
     mn_batch_accept_some(e, b);
-    enum mn_block_status status = mn_engine_poll(e, b->block_off);
-    b->accepted = status != MN_BLOCK_BUSY;
+    enum mn_block_status status = mn_engine_poll(e, b->planned.block_off);
+    if (status != MN_BLOCK_BUSY && b->planned.state < MN_BATCH_DONE) {
+        if (e->plan != NULL) {
+            mn_plan_done(e->plan, &b->planned);
+        }
+        b->planned.state = MN_BATCH_DONE;
+    }
     return status;
 }
 
 void
 mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b)
 {
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    struct mn_block *block = block_of(e, b);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         uint64_t word = mn_tasks_word(&e->tasks, tasks[i]);
@@ -327,37 +329,6 @@ mn_engine_read_reports(struct mn_engine *e, uint64_t block_off)
     return find(e, block_off)->reports;
 }
 
-static bool
-all_in_rows(const struct mn_engine *e, const struct mn_batch *b, struct mn_block *block)
-{
-    bool all = true;
-    for (uint32_t i = 0; i < block->ntasks; i++) {
-        const struct mn_result *r = &e->tasks.results[mn_block_tasks(block)[i]];
-        all = all && r->accepted && r->flags == 0; /* no envelope, and none that found no memory */
-    }
-    for (uint32_t i = 0; i < block->nrows && block->ntasks != 0; i++) {
-        all = all && b->reports[i].status == MN_ROW_WRITTEN;
-    }
-    return all && (block->ntasks == 0 || block->layout != 0); /* 0 tasks: the trainer wrote them */
-}
-
-bool
-mn_engine_read(struct mn_engine *e, uint64_t block_off, uint32_t serial, uint64_t row_bytes,
-               struct mn_reading *out)
-{
-    mn_mutex_lock(&e->mutex);
-    const struct mn_batch *b = mn_batch_in_flight(e, block_off, serial);
-    if (b != NULL) {
-        struct mn_block *block = mn_block_at(&e->shm, block_off);
-        *out = (struct mn_reading){.status = mn_engine_poll(e, block_off),
-                                   .in_rows = all_in_rows(e, b, block),
-                                   .copy = !mn_may_retain(e, row_bytes * block->nrows)};
-        e->refs++;
-    }
-    mn_mutex_unlock(&e->mutex);
-    return b != NULL;
-}
-
 /* ---- blocks: made, retained, ended ------------------------------------------------------ */
 
 static uint64_t
@@ -369,7 +340,7 @@ align8(uint64_t n)
 void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
 {
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    struct mn_block *block = block_of(e, b);
     mn_batch_note_envelopes(e, b);
     mn_arena_free_ranges(&e->arena, &b->ranges);
     const uint32_t *tasks = mn_block_tasks(block);
@@ -377,36 +348,40 @@ mn_batch_drop(struct mn_engine *e, struct mn_batch *b)
         e->flight.by_task[tasks[i]] = NULL;
         mn_tasks_give(&e->tasks, tasks[i]);
     }
-    mn_arena_free_record(&e->arena, b->block_off, block->bytes);
+    mn_arena_free_record(&e->arena, b->planned.block_off, block->bytes);
     unlink_batch(e, b);
     mn_ranges_fini(&b->ranges);
-    free(b);
+    free(b->reports);
+    b->reports = NULL;
+    b->planned.block_off = 0;
+    mn_planned_let_go(&b->planned);
 }
 
 /* ---- submit ------------------------------------------------------------------------ */
 
 static uint64_t
-block_bytes(const struct mn_submit *s, uint32_t ntasks, struct mn_block *b)
+block_bytes(const struct mn_plan_batch *s, const struct mn_form *form, uint32_t ntasks,
+            struct mn_block *b)
 {
     uint64_t at = align8(sizeof(*b));
     at = align8(at + ntasks * sizeof(uint32_t));
     b->fields_at = (uint32_t)at;
-    at += s->form.nfields * sizeof(uint64_t);
+    at += form->nfields * sizeof(uint64_t);
     b->reports_at = (uint32_t)at;
-    at += s->batch.nrows * sizeof(struct mn_report);
+    at += s->nrows * sizeof(struct mn_report);
     b->index_at = (uint32_t)at;
-    return align8(at + s->batch.index_bytes);
+    return align8(at + s->index_bytes);
 }
 
 /* Returns the arena bytes that the rows need. Large fields lie on pages of their own, small ones
  * together. */
 static uint64_t
-fields_bytes(const struct mn_submit *s, uint64_t *small)
+fields_bytes(uint32_t nrows, const struct mn_form *form, uint64_t *small)
 {
     uint64_t big = 0;
     *small = 0;
-    for (uint32_t f = 0; f < s->form.nfields; f++) {
-        uint64_t bytes = s->form.row_bytes[f] * s->batch.nrows;
+    for (uint32_t f = 0; f < form->nfields; f++) {
+        uint64_t bytes = form->row_bytes[f] * nrows;
         if (bytes >= MN_FIELD_BIG) {
             big += mn_page_round(bytes);
         }
@@ -431,11 +406,12 @@ take_range(struct mn_engine *e, struct mn_batch *b, uint64_t bytes, uint64_t *of
 }
 
 static int
-take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
+take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_form *form,
             uint64_t *field_off)
 {
+    uint32_t nrows = b->planned.batch.nrows;
     uint64_t small, small_off = 0;
-    uint64_t need = fields_bytes(s, &small);
+    uint64_t need = fields_bytes(nrows, form, &small);
     if (need == 0) {
         return 0;
     }
@@ -445,8 +421,8 @@ take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
         return -ENOMEM;
     }
     int rc = small != 0 ? take_range(e, b, small, &small_off) : 0;
-    for (uint32_t f = 0; f < s->form.nfields && rc == 0; f++) {
-        uint64_t bytes = s->form.row_bytes[f] * s->batch.nrows;
+    for (uint32_t f = 0; f < form->nfields && rc == 0; f++) {
+        uint64_t bytes = form->row_bytes[f] * nrows;
         if (bytes >= MN_FIELD_BIG) {
             rc = take_range(e, b, bytes, &field_off[f]);
         }
@@ -459,25 +435,27 @@ take_fields(struct mn_engine *e, struct mn_batch *b, const struct mn_submit *s,
 }
 
 static void
-fill_block(struct mn_block *b, const struct mn_submit *s, uint32_t ntasks)
+fill_block(struct mn_engine *e, struct mn_block *b, const struct mn_plan_batch *s,
+           const struct mn_form *form, uint32_t ntasks)
 {
-    b->number = s->batch.number;
-    b->epoch = s->batch.epoch;
-    b->position = s->batch.position;
-    b->base_seed = s->batch.base_seed;
-    b->nrows = s->batch.nrows;
-    b->spares = s->batch.spares;
+    b->number = s->number;
+    b->epoch = s->epoch;
+    b->position = s->position;
+    b->base_seed = s->base_seed;
+    b->nrows = s->nrows;
+    b->spares = s->spares;
     b->ntasks = ntasks;
-    b->nfields = s->form.nfields;
-    b->layout = s->form.layout;
-    b->index_kind = s->batch.index_kind;
-    b->seeded = s->batch.seeded;
-    b->apart = s->apart;
-    b->user_epoch = s->batch.user_epoch;
-    b->index_bytes = s->batch.index_bytes;
-    memset(mn_block_reports(b), 0, s->batch.nrows * sizeof(struct mn_report));
-    if (s->batch.index_bytes != 0) {
-        memcpy(mn_block_index(b), s->batch.index, s->batch.index_bytes);
+    b->nfields = form->nfields;
+    b->layout = form->layout;
+    b->index_kind = s->index_kind;
+    b->seeded = s->seeded;
+    b->apart = e->cfg.ready_batch != 0;
+    b->user_epoch = s->user_epoch;
+    b->index_bytes = s->index_bytes;
+    b->serial = ++e->flight.serial;
+    memset(mn_block_reports(b), 0, s->nrows * sizeof(struct mn_report));
+    if (s->index_bytes != 0) {
+        memcpy(mn_block_index(b), s->index, s->index_bytes);
     }
 }
 
@@ -489,109 +467,151 @@ refuse(struct mn_engine *e, enum mn_refusal_why why, uint64_t need, uint64_t all
 }
 
 static int
-make_block(struct mn_engine *e, const struct mn_submit *s, struct mn_batch *b,
-           uint32_t ntasks)
+make_block(struct mn_engine *e, struct mn_batch *b, const struct mn_form *form, uint32_t ntasks,
+           uint64_t *block_off)
 {
+    const struct mn_plan_batch *s = &b->planned.batch;
     struct mn_block plan;
     memset(&plan, 0, sizeof(plan));
-    uint64_t bytes = block_bytes(s, ntasks, &plan);
+    uint64_t bytes = block_bytes(s, form, ntasks, &plan);
     if (ntasks > e->tasks.nfree) {
         return refuse(e, MN_REFUSED_TASKS, ntasks, e->shm.ctl->ntasks);
     }
-    int rc = mn_arena_record(&e->arena, bytes, &b->block_off);
+    int rc = mn_arena_record(&e->arena, bytes, block_off);
     if (rc < 0) {
         return refuse(e, MN_REFUSED_RECORDS, bytes, e->shm.ctl->input_bytes);
     }
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    struct mn_block *block = mn_block_at(&e->shm, *block_off);
     plan.bytes = bytes;
     *block = plan;
-    rc = take_fields(e, b, s, mn_block_fields(block));
+    rc = take_fields(e, b, form, mn_block_fields(block));
     if (rc < 0) {
         mn_arena_free_ranges(&e->arena, &b->ranges);
-        mn_arena_free_record(&e->arena, b->block_off, bytes);
-        return refuse(e, MN_REFUSED_ROWS, fields_bytes(s, &bytes), e->shm.ctl->arena_bytes);
+        mn_arena_free_record(&e->arena, *block_off, bytes);
+        return refuse(e, MN_REFUSED_ROWS, fields_bytes(s->nrows, form, &bytes),
+                      e->shm.ctl->arena_bytes);
     }
-    fill_block(block, s, ntasks);
-    block->serial = ++e->flight.serial;
+    fill_block(e, block, s, form, ntasks);
     return 0;
 }
 
 int
-mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
-              uint32_t ntasks, uint64_t *block_off)
+mn_batch_make(struct mn_engine *e, struct mn_batch *b, const struct mn_form *form,
+              const uint32_t *row0, uint32_t ntasks)
 {
-    size_t bytes = sizeof(struct mn_batch) + s->batch.nrows * sizeof(struct mn_report);
-    struct mn_batch *b = calloc(1, bytes);
-    if (b == NULL) {
-        return refuse(e, MN_REFUSED_PRIVATE, bytes, 0);
-    }
-    uint32_t total = ntasks + (s->form.kind == MN_KIND_PART);
-    int rc = make_block(e, s, b, total);
+    uint32_t nrows = b->planned.batch.nrows, total = ntasks + (form->kind == MN_KIND_PART);
+    size_t bytes = (nrows + (size_t)1) * sizeof(*b->reports);
+    uint64_t block_off;
+    b->reports = calloc(1, bytes);
+    int rc = b->reports != NULL ? make_block(e, b, form, total, &block_off)
+                                : refuse(e, MN_REFUSED_PRIVATE, bytes, 0);
     if (rc < 0) {
         mn_ranges_fini(&b->ranges);
-        free(b);
+        free(b->reports);
+        b->reports = NULL;
         return rc;
     }
-    uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, b->block_off));
+    uint32_t *tasks = mn_block_tasks(mn_block_at(&e->shm, block_off));
     for (uint32_t i = 0; i < total; i++) {
-        tasks[i] = i < ntasks ? mn_tasks_take(&e->tasks, b->block_off, s->form.kind, row0[i],
+        tasks[i] = i < ntasks ? mn_tasks_take(&e->tasks, block_off, form->kind, row0[i],
                                               row0[i + 1] - row0[i])
-                              : mn_tasks_take_collate(&e->tasks, b->block_off, s->batch.nrows);
+                              : mn_tasks_take_collate(&e->tasks, block_off, nrows);
         e->flight.by_task[tasks[i]] = b;
     }
-    b->sequence = s->batch.sequence;
+    b->planned.block_off = block_off;
+    b->planned.holders++;
     link_batch(e, b);
-    *block_off = b->block_off;
     return 0;
+}
+
+/* Makes a batch that is not planned, and its block. Returns NULL if one of them cannot be made. */
+static struct mn_batch *
+make_unplanned(struct mn_engine *e, const struct mn_plan_batch *s, const struct mn_form *form,
+               const uint32_t *row0, uint32_t ntasks)
+{
+    struct mn_batch *b = calloc(1, sizeof(*b));
+    if (b == NULL) {
+        return NULL;
+    }
+    b->planned.batch = *s;
+    b->planned.sequence = s->sequence;
+    b->planned.state = MN_BATCH_QUEUED;
+    if (mn_batch_make(e, b, form, row0, ntasks) < 0) {
+        free(b);
+        return NULL;
+    }
+    b->planned.batch.index = NULL; /* the caller's */
+    return b;
 }
 
 /* Returns whether memory suffices for its rows and for the awaited results of earlier batches
  * without rows: those come first. The size of their results is unknown; they are taken to need as
  * much as its rows. */
 static bool
-leaves_room(struct mn_engine *e, const struct mn_submit *s)
+leaves_room(struct mn_engine *e, uint32_t nrows, const struct mn_form *form)
 {
-    uint64_t small, rows = fields_bytes(s, &small), need = rows;
+    uint64_t small, rows = fields_bytes(nrows, form, &small), need = rows;
     for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        bool waits = !b->abandoned && b->ranges.n == 0;
-        need += waits && mn_engine_poll(e, b->block_off) == MN_BLOCK_BUSY ? rows : 0;
+        bool waits = b->planned.state != MN_BATCH_ABANDONED && b->ranges.n == 0;
+        need += waits && mn_engine_poll(e, b->planned.block_off) == MN_BLOCK_BUSY ? rows : 0;
     }
     return !mn_arena_exceeds(&e->arena, need);
 }
 
 int
-mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
+mn_engine_submit(struct mn_engine *e, const struct mn_plan_batch *batch,
+                 const struct mn_form *form, uint32_t queue, uint64_t *block_off)
 {
-    uint32_t rows[2] = {0, s->batch.nrows};
-    struct mn_submit own = *s;
-    bool may_go_without = s->form.kind == MN_KIND_BATCH && s->form.nfields != 0;
-    mn_assert(s->queue >= MN_QUEUE_WORKER);
+    uint32_t rows[2] = {0, batch->nrows};
+    struct mn_plan_batch own = *batch;
+    struct mn_form without = *form;
+    bool may_go_without = form->kind == MN_KIND_BATCH && form->nfields != 0;
+    struct mn_batch *b = NULL;
+    mn_assert(queue >= MN_QUEUE_WORKER);
     mn_mutex_lock(&e->mutex);
-    own.batch.sequence = e->flight.submitted++; /* only compared: a batch that fails leaves a gap */
-    int rc = -ENOMEM;
-    if (!may_go_without || leaves_room(e, s)) {
-        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    own.sequence = e->flight.submitted++; /* only compared: a batch that fails leaves a gap */
+    e->refusal.why = MN_REFUSED_NOT;
+    if (!may_go_without || leaves_room(e, batch->nrows, form)) {
+        b = make_unplanned(e, &own, form, rows, 1);
     }
-    if (rc < 0 && may_go_without) {
-        own.form.nfields = own.form.layout = 0;
-        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    if (b == NULL && may_go_without) {
+        without.nfields = without.layout = 0;
+        b = make_unplanned(e, &own, &without, rows, 1);
     }
-    if (rc < 0 && mn_arena_no_lent(&e->arena)) { /* lent memory came back: try again */
-        rc = mn_batch_make(e, &own, rows, 1, block_off);
+    if (b == NULL && mn_arena_no_lent(&e->arena)) { /* lent memory came back: try again */
+        b = make_unplanned(e, &own, &without, rows, 1);
     }
+    int rc = b != NULL ? 0 : e->refusal.why == MN_REFUSED_TASKS ? -EAGAIN : -ENOMEM;
     if (rc == 0) {
-        uint32_t task = mn_block_tasks(mn_block_at(&e->shm, *block_off))[0];
-        rc = mn_tasks_publish(&e->tasks, task, s->queue);
+        *block_off = b->planned.block_off;
+        rc = mn_tasks_publish(&e->tasks, mn_block_tasks(block_of(e, b))[0], queue);
         if (rc != MN_OK) { /* the queue is full: the caller tries again */
-            mn_batch_drop(e, mn_batch_find(e, *block_off));
+            mn_batch_drop(e, b);
             rc = -EAGAIN;
         }
     }
     mn_engine_unlock(e);
     if (rc == 0) {
-        mn_event_notify(&mn_worker_at(&e->shm, s->queue - MN_QUEUE_WORKER)->event);
+        mn_event_notify(&mn_worker_at(&e->shm, queue - MN_QUEUE_WORKER)->event);
     }
     return rc;
+}
+
+int
+mn_engine_gather_block(struct mn_engine *e, uint32_t nrows, const struct mn_form *form,
+                       uint64_t *block_off)
+{
+    uint32_t none = 0;
+    struct mn_plan_batch own = {.nrows = nrows, .sequence = UINT64_MAX};
+    mn_mutex_lock(&e->mutex);
+    (void)mn_arena_no_lent(&e->arena);
+    uint64_t limit = e->arena.limit;
+    e->arena.limit = UINT64_MAX; /* for rows that exist already: they move, and are freed */
+    const struct mn_batch *b = make_unplanned(e, &own, form, &none, 0);
+    e->arena.limit = limit;
+    *block_off = b != NULL ? b->planned.block_off : 0;
+    mn_engine_unlock(e);
+    return b != NULL ? 0 : -ENOMEM;
 }
 
 int
@@ -655,8 +675,7 @@ learn_rows(struct mn_engine *e, const struct mn_batch *batch, struct mn_block *b
            const int64_t *index)
 {
     uint64_t sum = 0;
-    const struct mn_planned *q = mn_plan_at(e->plan, batch->sequence);
-    const float *hint = q != NULL ? q->batch.hint : NULL;
+    const float *hint = batch->planned.batch.hint;
     for (uint32_t i = 0; i < b->ntasks; i++) {
         uint32_t task = mn_block_tasks(b)[i];
         const struct mn_result *t = &e->tasks.results[task];
@@ -696,7 +715,7 @@ learn_envelopes(struct mn_engine *e, struct mn_block *block)
 void
 mn_batch_learn(struct mn_engine *e, struct mn_batch *batch)
 {
-    struct mn_block *b = mn_block_at(&e->shm, batch->block_off);
+    struct mn_block *b = block_of(e, batch);
     if (batch->learned) {
         return;
     }
@@ -721,7 +740,8 @@ void
 mn_batches_learn_waiting(struct mn_engine *e)
 {
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        if (!b->abandoned && mn_engine_poll(e, b->block_off) == MN_BLOCK_DONE
+        if (b->planned.state != MN_BATCH_ABANDONED
+            && mn_engine_poll(e, b->planned.block_off) == MN_BLOCK_DONE
             && mn_batch_accept(e, b) == MN_BLOCK_DONE) {
             mn_batch_learn(e, b);
         }
@@ -729,28 +749,22 @@ mn_batches_learn_waiting(struct mn_engine *e)
 }
 
 void
-mn_batch_retire(struct mn_engine *e, uint64_t block_off)
+mn_batch_retire(struct mn_engine *e, struct mn_batch *b)
 {
-    struct mn_batch *b = mn_batch_find(e, block_off);
-    mn_assert(b != NULL);
     mn_batch_learn(e, b);
     mn_batch_drop(e, b);
 }
 
 void
-mn_batch_abandon(struct mn_engine *e, uint64_t block_off)
+mn_batch_abandon(struct mn_engine *e, struct mn_batch *b)
 {
-    struct mn_batch *b = mn_batch_find(e, block_off);
-    mn_assert(b != NULL);
-    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    struct mn_block *block = block_of(e, b);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         mn_tasks_abandon(&e->tasks, tasks[i]);
     }
+    b->planned.state = MN_BATCH_ABANDONED; /* dropped when no worker runs its tasks any more */
     if (mn_batch_idle(e, b)) {
         mn_batch_drop(e, b);
-    }
-    else {
-        b->abandoned = true; /* the engine drops it when no worker runs its tasks any more */
     }
 }

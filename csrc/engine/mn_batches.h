@@ -40,13 +40,6 @@ struct mn_form {
     const uint64_t *row_bytes; /* [nfields]; owned by the caller, valid while the form is set */
 };
 
-struct mn_submit {
-    struct mn_plan_batch batch;
-    struct mn_form form;
-    uint32_t queue; /* mn_engine_submit: the queue of one worker */
-    uint32_t apart; /* as in struct mn_block */
-};
-
 /* ---- mutex held, unless a function says otherwise ------------------------------------- */
 
 enum mn_block_status {
@@ -64,11 +57,6 @@ mn_engine_unlock(struct mn_engine *e);
 struct mn_batch *
 mn_batch_find(struct mn_engine *e, uint64_t block_off);
 
-/* Returns the batch whose block was made at this offset with this serial number; NULL if it is not
- * in flight, or abandoned. */
-const struct mn_batch *
-mn_batch_in_flight(struct mn_engine *e, uint64_t block_off, uint32_t serial);
-
 /* Returns whether no worker runs a task of the batch or can claim one. */
 bool
 mn_batch_idle(struct mn_engine *e, const struct mn_batch *b);
@@ -81,21 +69,23 @@ mn_engine_poll(struct mn_engine *e, uint64_t block_off);
 uint64_t
 mn_engine_done_ns(struct mn_engine *e, uint64_t block_off);
 
-/* Makes a block with fields and PLANNED tasks, cut at row0[0..ntasks]; PART tasks are followed by
- * one more task that collates them. Returns 0. On failure sets e->refusal and returns -EAGAIN if no
- * descriptors are free or memory is lent, else -ENOMEM. */
+/* Makes the batch's block, with fields and PLANNED tasks, cut at row0[0..ntasks]; PART tasks are
+ * followed by one more task that collates them. Then the batch is in flight and held once more.
+ * Returns 0. On failure sets e->refusal and returns -EAGAIN if no descriptors are free or memory is
+ * lent, else -ENOMEM. */
 int
-mn_batch_make(struct mn_engine *e, const struct mn_submit *s, const uint32_t *row0,
-              uint32_t ntasks, uint64_t *block_off);
+mn_batch_make(struct mn_engine *e, struct mn_batch *b, const struct mn_form *form,
+              const uint32_t *row0, uint32_t ntasks);
 
-/* Frees the block, its tasks and its ranges. No worker may run any of its tasks. */
+/* Frees the block, its tasks and its ranges, and lets the batch go. No worker may run any of its
+ * tasks. */
 void
 mn_batch_drop(struct mn_engine *e, struct mn_batch *b);
 
-/* Gives up a batch that will not be delivered. Tasks that no worker runs are cancelled; a task
- * whose worker dies is not retried. */
+/* Gives up a batch that has a block and will not be delivered. Tasks that no worker runs are
+ * cancelled; a task whose worker dies is not retried. */
 void
-mn_batch_abandon(struct mn_engine *e, uint64_t block_off);
+mn_batch_abandon(struct mn_engine *e, struct mn_batch *b);
 
 /* Learns from an accepted batch what its rows have cost, and how much memory it used outside of
  * them. Does so once per batch. */
@@ -107,9 +97,9 @@ mn_batch_learn(struct mn_engine *e, struct mn_batch *b);
 void
 mn_batches_learn_waiting(struct mn_engine *e);
 
-/* The batch was read: learns from it, and frees its memory. */
+/* The batch was read: learns from it, and drops it. */
 void
-mn_batch_retire(struct mn_engine *e, uint64_t block_off);
+mn_batch_retire(struct mn_engine *e, struct mn_batch *b);
 
 /* Copies the head of an envelope of len bytes. Returns whether the head and all of its parts lie
  * within. */
@@ -138,11 +128,19 @@ mn_batch_note_envelopes(struct mn_engine *e, struct mn_batch *b);
 
 /* ---- mutex not held ----------------------------------------------------------------- */
 
-/* Static scheduling: publishes a batch as one task on its worker's own queue. If there is no memory
- * for the rows of a BATCH now, it gets no layout and travels in an envelope. Returns 0 and the
- * block; -ENOMEM; -EAGAIN if no descriptors are free or the queue is full. */
+/* Static scheduling: publishes a batch as one task on a worker's own queue; its sequence is not
+ * used. If there is no memory for the rows of a BATCH now, it gets no layout and travels in an
+ * envelope. Returns 0 and the block; -ENOMEM; -EAGAIN if no descriptors are free or the queue is
+ * full. */
 int
-mn_engine_submit(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
+mn_engine_submit(struct mn_engine *e, const struct mn_plan_batch *batch,
+                 const struct mn_form *form, uint32_t queue, uint64_t *block_off);
+
+/* Makes a DONE block without tasks, with memory for nrows rows of this form: for rows gathered from
+ * other batches. Returns 0 or -errno. */
+int
+mn_engine_gather_block(struct mn_engine *e, uint32_t nrows, const struct mn_form *form,
+                       uint64_t *block_off);
 
 /* Copies bytes to where every worker can read them for as long as the engine lives. The record at
  * *off is a uint64_t length followed by the bytes. Returns 0 or -ENOMEM. */
@@ -164,19 +162,5 @@ mn_engine_settle(struct mn_engine *e, uint64_t block_off);
 /* Returns the reports on the rows of a DONE block. */
 const struct mn_report *
 mn_engine_read_reports(struct mn_engine *e, uint64_t block_off);
-
-/* How a block in flight may be read now. */
-struct mn_reading {
-    enum mn_block_status status;
-    bool in_rows; /* every row was written in place, and no envelope travels with them */
-    bool copy;    /* the program may not retain its rows */
-};
-
-/* Looks at a block that was made with this serial number, for a caller who wants to make a batch of
- * its rows, of row_bytes each. Returns false if its batch is not in flight any more. Otherwise it
- * has also called mn_engine_pin(). */
-bool
-mn_engine_read(struct mn_engine *e, uint64_t block_off, uint32_t serial, uint64_t row_bytes,
-               struct mn_reading *out);
 
 #endif

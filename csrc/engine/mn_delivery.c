@@ -17,13 +17,11 @@
 static bool
 is_done(struct mn_engine *e, struct mn_planned *q)
 {
-    if (!q->done /* each look at a block reads many cache lines of other CPUs */
-        && (q->refusal.why != MN_REFUSED_NOT
-            || (q->block_off != 0 && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY
-                && mn_batch_accept(e, mn_batch_find(e, q->block_off)) != MN_BLOCK_BUSY))) {
-        mn_plan_set_done(e->plan, q);
+    if (q->state == MN_BATCH_QUEUED /* each look at it reads many cache lines of other CPUs */
+        && mn_engine_poll(e, q->block_off) != MN_BLOCK_BUSY) {
+        (void)mn_batch_accept(e, mn_batch_of(q));
     }
-    return q->done;
+    return q->state == MN_BATCH_DONE;
 }
 
 static int
@@ -46,7 +44,7 @@ take(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
         return -EINVAL;
     }
     if (block_off != 0) { /* else it was refused */
-        mn_batch_retire(e, block_off);
+        mn_batch_retire(e, mn_batch_of(q));
     }
     MN_FAULT("engine.taken");
     mn_plan_taken(e->plan, sequence);

@@ -50,8 +50,8 @@ struct mn_delivery {
     bool head_first; /* nothing is delivered before the head of the plan is done */
 };
 
-/* Opens the order that the engine's configuration asks for. Returns 0 or -ENOMEM; close it in either
- * case. */
+/* Opens the order that the engine's configuration asks for. Returns 0 or -ENOMEM; close it in
+ * either case. */
 int
 mn_delivery_open(struct mn_engine *e);
 

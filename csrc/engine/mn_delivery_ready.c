@@ -1,9 +1,9 @@
 /* mn_delivery_ready.c - ready mode (batching="ready"): batches of the samples that are ready first.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The plan holds the sampler's batches, called *units* here. They are cut, started and made like any
- * other batch, so that single samples have no extra cost. The rows of a task are ready when the task
- * has ended, in whatever way.
+ * The plan holds the sampler's batches, called *units* here. They are cut, started and made like
+ * any other batch, so that single samples have no extra cost. The rows of a task are ready when the
+ * task has ended, in whatever way.
  * policy_ready.h says which rows form a batch. As a rule they are one unit, which is then
  * delivered as it lies. Else the batch is a list of runs of rows from several units, which the
  * code that takes it must gather.
@@ -31,30 +31,25 @@
 #include "os/mn_clock.h"
 #include "schedule/policy_ready.h"
 
-/* A planned batch, until its last row was taken. */
-struct mn_unit {
-    uint64_t sequence;
-    uint64_t block_off; /* 0: it had none at the last look, or is refused */
-    int64_t first;      /* place of its row 0 */
-    uint32_t nrows;
-    uint32_t left;      /* rows not taken yet */
-    uint32_t unmarked;  /* rows not known to be ready */
-    bool ended;         /* all of its tasks have ended, and it has left the plan */
-    struct mn_refusal refusal;
-};
-
 struct mn_forming {
     struct mn_ready policy;
     void *memory;
     int64_t *places;       /* [batch] */
     struct mn_run *runs;   /* [batch]; of the batch that is formed and not taken */
     uint32_t nruns;        /* 0: no batch is formed */
-    struct mn_unit *units; /* [capacity]; the live ones from oldest on, in the order of planning */
+    /* [capacity]; held from oldest on, in the order of planning, until their last row was taken */
+    struct mn_batch **units;
     uint32_t oldest, nunits, capacity;
     int64_t planned;       /* places assigned so far */
     bool mixes;            /* units may be delivered in parts */
     uint64_t could_ns;     /* since when a batch could be mixed; 0: none could */
 };
+
+static uint32_t
+rows_of(const struct mn_batch *u)
+{
+    return u->planned.batch.nrows;
+}
 
 static struct mn_forming *
 forming(const struct mn_engine *e)
@@ -86,16 +81,16 @@ set_span(struct mn_engine *e)
     const struct mn_forming *f = forming(e);
     int64_t place = f->policy.formed * f->policy.batch, horizon = mn_ready_horizon(&f->policy);
     uint32_t head = f->oldest;
-    while (head < f->nunits && f->units[head].first + f->units[head].nrows <= place) {
+    while (head < f->nunits && f->units[head]->first + rows_of(f->units[head]) <= place) {
         head++;
     }
     uint32_t end = head;
-    while (end < f->nunits && f->units[end].first < horizon) {
+    while (end < f->nunits && f->units[end]->first < horizon) {
         end++;
     }
     uint64_t next = mn_plan_view(e->plan)->order.next;
-    mn_plan_set_span(e->plan, head < f->nunits ? f->units[head].sequence : next,
-                     end < f->nunits ? f->units[end].sequence : next);
+    mn_plan_set_span(e->plan, head < f->nunits ? f->units[head]->planned.sequence : next,
+                     end < f->nunits ? f->units[end]->planned.sequence : next);
 }
 
 /* Makes space for one more unit. Returns 0 or -ENOMEM. */
@@ -104,12 +99,12 @@ make_room(struct mn_forming *f)
 {
     if (f->oldest > f->nunits / 2) {
         f->nunits -= f->oldest;
-        memmove(f->units, f->units + f->oldest, f->nunits * sizeof(*f->units));
+        memmove(f->units, f->units + f->oldest, f->nunits * sizeof(struct mn_batch *));
         f->oldest = 0;
     }
     if (f->nunits == f->capacity) {
         uint32_t capacity = f->capacity != 0 ? 2 * f->capacity : 64;
-        struct mn_unit *more = realloc(f->units, capacity * sizeof(*more));
+        struct mn_batch **more = realloc(f->units, capacity * sizeof(struct mn_batch *));
         if (more == NULL) {
             return -ENOMEM;
         }
@@ -128,11 +123,11 @@ add(struct mn_engine *e, const struct mn_plan_batch *b)
     if (rc != MN_OK) {
         return rc;
     }
-    f->units[f->nunits++] = (struct mn_unit){.sequence = b->sequence,
-                                             .first = f->planned,
-                                             .nrows = b->nrows,
-                                             .left = b->nrows,
-                                             .unmarked = b->nrows};
+    struct mn_batch *u = mn_batch_of(mn_plan_at(e->plan, b->sequence));
+    u->planned.holders++;
+    u->first = f->planned;
+    u->left = u->unmarked = b->nrows;
+    f->units[f->nunits++] = u;
     f->planned += b->nrows;
     (void)mn_ready_end(&f->policy, INT64_MAX); /* if an end was declared, it was not the end */
     set_span(e);
@@ -153,7 +148,7 @@ end(struct mn_engine *e)
 /* Marks rows of a unit as ready; the policy may not yet accept all of them. wall_ns[row * step]:
  * what they took, or NULL if none is slow. */
 static void
-mark(struct mn_engine *e, struct mn_unit *u, uint32_t row0, uint32_t nrows,
+mark(struct mn_engine *e, struct mn_batch *u, uint32_t row0, uint32_t nrows,
      const uint64_t *wall_ns, size_t step)
 {
     struct mn_ready *r = &forming(e)->policy;
@@ -184,14 +179,15 @@ find_runs(struct mn_forming *f, int64_t n)
     struct mn_run *run = NULL;
     f->nruns = 0;
     for (int64_t i = 0; i < n; i++) {
-        while (f->places[i] >= f->units[at].first + f->units[at].nrows) {
+        while (f->places[i] >= f->units[at]->first + rows_of(f->units[at])) {
             at++;
         }
-        const struct mn_unit *u = &f->units[at];
+        const struct mn_batch *u = f->units[at];
         uint32_t row = (uint32_t)(f->places[i] - u->first);
-        if (run == NULL || run->sequence != u->sequence || run->row0 + run->nrows != row) {
+        if (run == NULL || run->sequence != u->planned.sequence
+            || run->row0 + run->nrows != row) {
             run = &f->runs[f->nruns++];
-            *run = (struct mn_run){u->sequence, u->block_off, row, 0};
+            *run = (struct mn_run){u->planned.sequence, u->planned.block_off, row, 0};
         }
         run->nrows++;
     }
@@ -221,92 +217,69 @@ form(struct mn_engine *e, bool mix)
     return true;
 }
 
-/* Returns the next unit after the given one (NULL: the first) that may be useful now and has rows
- * not known to be ready. NULL: there is none. */
-static struct mn_unit *
-unmarked(struct mn_engine *e, const struct mn_unit *after)
+/* Returns the number of the first unit from this one on that may be useful now and has rows not
+ * known to be ready; nunits if there is none. */
+static uint32_t
+unmarked(struct mn_engine *e, uint32_t from)
 {
     struct mn_forming *f = forming(e);
     int64_t horizon = mn_ready_horizon(&f->policy);
-    uint32_t i = after != NULL ? (uint32_t)(after - f->units) + 1 : f->oldest;
-    for (; i < f->nunits && f->units[i].first < horizon; i++) {
-        struct mn_unit *u = &f->units[i];
-        if (u->sequence >= mn_plan_view(e->plan)->order.begun && !u->ended) {
-            return NULL;
+    for (uint32_t i = from; i < f->nunits && f->units[i]->first < horizon; i++) {
+        const struct mn_batch *u = f->units[i];
+        if (u->planned.state == MN_BATCH_PLANNED
+            && u->planned.sequence >= mn_plan_view(e->plan)->order.begun) {
+            break;
         }
         if (u->unmarked != 0) {
-            return u;
+            return i;
         }
     }
-    return NULL;
+    return f->nunits;
 }
 
 /* ---- which rows of each unit are ready ---- */
 
 static void
-mark_tasks(struct mn_engine *e, struct mn_unit *u, const struct mn_batch *b)
+mark_tasks(struct mn_engine *e, struct mn_batch *u)
 {
-    struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+    struct mn_block *block = mn_block_at(&e->shm, u->planned.block_off);
     const uint32_t *tasks = mn_block_tasks(block);
     for (uint32_t i = 0; i < block->ntasks; i++) {
         const struct mn_result *result = &e->tasks.results[tasks[i]];
         bool lost = mn_word_status(mn_tasks_word(&e->tasks, tasks[i])) == MN_TASK_LOST;
         if (result->accepted || lost) {
-            mark(e, u, result->row0, result->nrows, &b->reports->wall_ns, MN_REPORT_STEP);
+            mark(e, u, result->row0, result->nrows, &u->reports->wall_ns, MN_REPORT_STEP);
         }
     }
 }
 
-/* All tasks of the unit have ended: the plan continues without it. */
 static void
-leave_plan(struct mn_engine *e, struct mn_unit *u, struct mn_batch *b)
+look_at(struct mn_engine *e, struct mn_batch *u)
 {
-    u->ended = true;
-    if (b != NULL) {
-        b->detached = true;
-        mn_batch_learn(e, b);
-    }
-    mn_plan_taken(e->plan, u->sequence);
-}
-
-static void
-look_at(struct mn_engine *e, struct mn_unit *u)
-{
-    if (!u->ended) {
-        const struct mn_planned *q = mn_plan_at(e->plan, u->sequence);
-        mn_assert(q != NULL);
-        u->block_off = q->block_off;
-        u->refusal = q->refusal;
-    }
-    if (u->refusal.why != MN_REFUSED_NOT) {
-        mark(e, u, 0, u->nrows, NULL, 0);
-        if (!u->ended) {
-            leave_plan(e, u, NULL);
-        }
-        return;
-    }
-    if (u->block_off == 0) {
-        return;
-    }
-    struct mn_batch *b = mn_batch_find(e, u->block_off);
-    if (forming(e)->mixes) {
-        mn_batch_accept_some(e, b);
-        mark_tasks(e, u, b);
+    bool made = u->planned.block_off != 0, by_task = made && forming(e)->mixes;
+    if (by_task) {
+        mn_batch_accept_some(e, u);
+        mark_tasks(e, u);
     }
     /* After the marks: so that a unit whose marks are complete is seen to have ended. */
-    if (!u->ended
-        && (mn_engine_poll(e, u->block_off) == MN_BLOCK_BUSY
-            || mn_batch_accept(e, b) == MN_BLOCK_BUSY)) {
+    if (u->planned.state == MN_BATCH_QUEUED
+        && mn_engine_poll(e, u->planned.block_off) != MN_BLOCK_BUSY) {
+        (void)mn_batch_accept(e, u);
+    }
+    if (u->planned.state < MN_BATCH_DONE) {
         return;
     }
-    if (forming(e)->mixes) {
-        mark_tasks(e, u, b);
+    if (by_task) {
+        mark_tasks(e, u);
     }
     else {
-        mark(e, u, 0, u->nrows, NULL, 0);
+        mark(e, u, 0, rows_of(u), NULL, 0);
     }
-    if (!u->ended) {
-        leave_plan(e, u, b);
+    if (u->planned.state == MN_BATCH_DONE) { /* the plan continues without it */
+        if (made) {
+            mn_batch_learn(e, u);
+        }
+        mn_plan_taken(e->plan, u->planned.sequence);
     }
 }
 
@@ -335,10 +308,10 @@ nap(const struct mn_engine *e)
 static bool
 form_whole(struct mn_engine *e)
 {
-    bool formed = forming(e)->nruns != 0 || form(e, false);
-    struct mn_unit *u = formed ? NULL : unmarked(e, NULL);
-    for (; u != NULL && !formed; u = unmarked(e, u)) {
-        look_at(e, u);
+    struct mn_forming *f = forming(e);
+    bool formed = f->nruns != 0 || form(e, false);
+    for (uint32_t i = f->oldest; !formed && (i = unmarked(e, i)) < f->nunits; i++) {
+        look_at(e, f->units[i]);
         formed = form(e, false);
     }
     return formed;
@@ -387,20 +360,21 @@ take(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
     if (f->nruns == 0 || f->runs[0].sequence != sequence) {
         return -EINVAL;
     }
+    uint32_t at = f->oldest;
     for (uint32_t i = 0; i < f->nruns; i++) {
-        struct mn_unit *u = &f->units[f->oldest];
-        while (u->sequence != f->runs[i].sequence) {
-            u++;
+        while (f->units[at]->planned.sequence != f->runs[i].sequence) {
+            at++;
         }
+        struct mn_batch *u = f->units[at];
         u->left -= f->runs[i].nrows;
-        mn_assert(u->ended || u->left != 0);
-        if (u->left == 0 && u->block_off != 0) {
-            mn_batch_drop(e, mn_batch_find(e, u->block_off));
+        mn_assert(u->planned.state == MN_BATCH_TAKEN || u->left != 0);
+        if (u->left == 0 && u->planned.block_off != 0) {
+            mn_batch_drop(e, u);
         }
     }
     f->nruns = 0;
-    while (f->oldest < f->nunits && f->units[f->oldest].left == 0) {
-        f->oldest++;
+    while (f->oldest < f->nunits && f->units[f->oldest]->left == 0) {
+        mn_planned_let_go(&f->units[f->oldest++]->planned);
     }
     return 0;
 }
@@ -431,10 +405,11 @@ clear(struct mn_engine *e)
 {
     struct mn_forming *f = forming(e);
     for (uint32_t i = f->oldest; i < f->nunits; i++) {
-        const struct mn_unit *u = &f->units[i];
-        if (u->ended && u->left != 0 && u->block_off != 0) {
-            mn_batch_drop(e, mn_batch_find(e, u->block_off));
+        struct mn_batch *u = f->units[i];
+        if (u->planned.state == MN_BATCH_TAKEN && u->planned.block_off != 0) {
+            mn_batch_drop(e, u);
         }
+        mn_planned_let_go(&u->planned);
     }
     reset(f);
 }
@@ -444,6 +419,9 @@ close(struct mn_engine *e)
 {
     struct mn_forming *f = forming(e);
     if (f != NULL) {
+        for (uint32_t i = f->oldest; i < f->nunits; i++) {
+            mn_planned_let_go(&f->units[i]->planned);
+        }
         free(f->memory);
         free(f->places);
         free(f->runs);
@@ -501,8 +479,8 @@ mn_delivery_refusal(const struct mn_engine *e, uint64_t sequence)
 {
     const struct mn_forming *f = if_ready(e);
     for (uint32_t i = f != NULL ? f->oldest : 0; f != NULL && i < f->nunits; i++) {
-        if (f->units[i].sequence == sequence) {
-            return f->units[i].refusal;
+        if (f->units[i]->planned.sequence == sequence) {
+            return f->units[i]->planned.refusal;
         }
     }
     return (struct mn_refusal){MN_REFUSED_NOT, 0, 0};

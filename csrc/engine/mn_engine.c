@@ -176,7 +176,8 @@ open_plan(struct mn_engine *e)
                                  .in_order = c->in_order,
                                  .group_neighbours = c->group_neighbours,
                                  .costs = c->costs != NULL ? &c->costs->costs : NULL,
-                                 .forms = c->ready_batch != 0};
+                                 .forms = c->ready_batch != 0,
+                                 .batch_bytes = sizeof(struct mn_batch)};
     mn_shared_costs_lock(c->costs);
     int rc = mn_plan_open(&e->plan, &cfg);
     mn_shared_costs_unlock(c->costs);
@@ -476,22 +477,6 @@ mn_engine_release(struct mn_engine *e, uint64_t off, uint64_t bytes)
     unref_and_unlock(e);
 }
 
-int
-mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off)
-{
-    uint32_t none = 0;
-    mn_mutex_lock(&e->mutex);
-    (void)mn_arena_no_lent(&e->arena);
-    uint64_t limit = e->arena.limit;
-    e->arena.limit = UINT64_MAX; /* for rows that exist already: they move, and are freed */
-    struct mn_submit own = *s;
-    own.batch.sequence = UINT64_MAX;
-    int rc = mn_batch_make(e, &own, &none, 0, block_off);
-    e->arena.limit = limit;
-    mn_engine_unlock(e);
-    return rc;
-}
-
 /* ---- requests of the program to single workers ------------------------------------------ */
 
 void
@@ -518,7 +503,7 @@ mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64
     uint64_t since_ns;
     bool late = mn_worker_at_work(k, e->shm.ctl->ntasks, &task, &since_ns)
                 && e->flight.by_task[task] != NULL && mn_a64_load_relaxed(&k->row) == row
-                && mn_block_at(&e->shm, e->flight.by_task[task]->block_off)->number == number;
+                && e->flight.by_task[task]->planned.batch.number == number;
     uint64_t word = late ? mn_tasks_word(&e->tasks, task) : 0;
     late = late && mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == worker;
     if (late) {

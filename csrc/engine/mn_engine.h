@@ -179,11 +179,6 @@ mn_engine_span_begin(struct mn_engine *e);
 void
 mn_engine_span_end(struct mn_engine *e, bool got, bool held);
 
-/* Makes a DONE block without tasks, with memory for the rows of s: for rows gathered from other
- * batches. Returns 0 or -errno. */
-int
-mn_engine_gather_block(struct mn_engine *e, const struct mn_submit *s, uint64_t *block_off);
-
 /* Sleeps until the block is done (MN_WANT_ANY: until any task is done) or the timeout is over. A
  * death or a lost zygote, which the caller must look at, also ends the sleep. Returns 0,
  * -ETIMEDOUT, -EINTR. */

@@ -65,9 +65,9 @@ mn_engine_plan_clear(struct mn_engine *e)
     mn_mutex_lock(&e->mutex);
     struct mn_plan_order order = mn_plan_view(e->plan)->order;
     for (uint64_t n = order.head; n < order.next; n++) {
-        uint64_t off = mn_plan_block(e->plan, n);
-        if (off != 0) {
-            mn_batch_abandon(e, off);
+        struct mn_planned *q = mn_plan_at(e->plan, n);
+        if (q != NULL && q->block_off != 0) {
+            mn_batch_abandon(e, mn_batch_of(q));
         }
     }
     e->delivery->clear(e);
@@ -81,7 +81,9 @@ void
 mn_engine_retire(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    mn_batch_retire(e, block_off);
+    struct mn_batch *b = mn_batch_find(e, block_off);
+    mn_assert(b != NULL);
+    mn_batch_retire(e, b);
     mn_engine_unlock(e);
 }
 
@@ -239,8 +241,8 @@ struct wait {
     int64_t nap; /* at most */
 };
 
-/* Looks for the batch. ahead: beyond the one that the caller needs; that one is ready, so the caller
- * is not starved. Returns what mn_engine_next() returns, or WAIT. */
+/* Looks for the batch. ahead: beyond the one that the caller needs; that one is ready, so the
+ * caller is not starved. Returns what mn_engine_next() returns, or WAIT. */
 static int
 look(struct mn_engine *e, bool first, bool ahead, uint64_t *sequence, uint64_t *block_off,
      struct wait *wait)

@@ -60,11 +60,18 @@ mn_engine_memory(struct mn_engine *e)
     return m;
 }
 
+/* Needs the mutex. */
+static bool
+may_retain(const struct mn_engine *e, uint64_t bytes)
+{
+    return !mn_arena_exceeds(&e->arena, 0) && e->arena.kept_bytes + bytes <= e->arena.limit / 2;
+}
+
 bool
 mn_engine_may_retain(struct mn_engine *e, uint64_t bytes)
 {
     mn_mutex_lock(&e->mutex);
-    bool may = mn_may_retain(e, bytes);
+    bool may = may_retain(e, bytes);
     mn_mutex_unlock(&e->mutex);
     return may;
 }
@@ -115,13 +122,56 @@ mn_engine_autoscale(struct mn_engine *e, struct mn_autoscale_log *out)
 
 /* ---- batches ------------------------------------------------------------------------- */
 
+/* Returns the batch whose block was made at this offset with this serial number; NULL if it is not
+ * in flight, or abandoned. Needs the mutex. */
+static const struct mn_batch *
+in_flight(struct mn_engine *e, uint64_t block_off, uint32_t serial)
+{
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
+    bool sound = block->ntasks == 0 || mn_block_tasks(block)[0] < e->shm.ctl->ntasks;
+    const struct mn_batch *b = sound ? mn_batch_find(e, block_off) : NULL;
+    return b != NULL && b->planned.state != MN_BATCH_ABANDONED && block->serial == serial ? b
+                                                                                          : NULL;
+}
+
 bool
 mn_engine_has_block(struct mn_engine *e, uint64_t block_off, uint32_t serial)
 {
     mn_mutex_lock(&e->mutex);
-    bool has = mn_batch_in_flight(e, block_off, serial) != NULL;
+    bool has = in_flight(e, block_off, serial) != NULL;
     mn_mutex_unlock(&e->mutex);
     return has;
+}
+
+static bool
+all_in_rows(const struct mn_engine *e, const struct mn_batch *b, struct mn_block *block)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < block->ntasks; i++) {
+        const struct mn_result *r = &e->tasks.results[mn_block_tasks(block)[i]];
+        all = all && r->accepted && r->flags == 0; /* no envelope, and none that found no memory */
+    }
+    for (uint32_t i = 0; i < block->nrows && block->ntasks != 0; i++) {
+        all = all && b->reports[i].status == MN_ROW_WRITTEN;
+    }
+    return all && (block->ntasks == 0 || block->layout != 0); /* 0 tasks: the trainer wrote them */
+}
+
+bool
+mn_engine_read(struct mn_engine *e, uint64_t block_off, uint32_t serial, uint64_t row_bytes,
+               struct mn_reading *out)
+{
+    mn_mutex_lock(&e->mutex);
+    const struct mn_batch *b = in_flight(e, block_off, serial);
+    if (b != NULL) {
+        struct mn_block *block = mn_block_at(&e->shm, block_off);
+        *out = (struct mn_reading){.status = mn_engine_poll(e, block_off),
+                                   .in_rows = all_in_rows(e, b, block),
+                                   .copy = !may_retain(e, row_bytes * block->nrows)};
+        e->refs++;
+    }
+    mn_mutex_unlock(&e->mutex);
+    return b != NULL;
 }
 
 const struct mn_result *

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/mn_batches.h"
 #include "schedule/mn_plan.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_waits.h"
@@ -111,6 +112,20 @@ mn_engine_autoscale(struct mn_engine *e, struct mn_autoscale_log *out);
  * flight. */
 bool
 mn_engine_has_block(struct mn_engine *e, uint64_t block_off, uint32_t serial);
+
+/* How a block in flight may be read now. */
+struct mn_reading {
+    enum mn_block_status status;
+    bool in_rows; /* every row was written in place, and no envelope travels with them */
+    bool copy;    /* the program may not retain its rows */
+};
+
+/* Looks at a block that was made with this serial number, for a caller who wants to make a batch of
+ * its rows, of row_bytes each. Returns false if its batch is not in flight any more. Otherwise it
+ * has also called mn_engine_pin(). */
+bool
+mn_engine_read(struct mn_engine *e, uint64_t block_off, uint32_t serial, uint64_t row_bytes,
+               struct mn_reading *out);
 
 /* Returns the accepted result of the i-th task of a DONE block; NULL after the last task. Only for
  * the caller that was given the batch. */

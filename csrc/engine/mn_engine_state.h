@@ -41,18 +41,26 @@
 
 struct mn_autoscale;
 
-/* A block in flight as the trainer knows it; in private memory. */
+/* A batch as the trainer knows it, from the plan to its delivery; in private memory. Of static
+ * scheduling, or rows that the trainer gathers: only while it has a block, and the plan's part is
+ * its sequence, block and state. */
 struct mn_batch {
-    struct mn_batch *next, *prev;
-    uint64_t block_off;
-    uint64_t sequence;    /* in the order of delivery, over all epochs; UINT64_MAX: not in it */
-    bool abandoned;
-    bool detached;        /* the plan was told that it is done */
-    bool learned;         /* its costs are in the model, its envelopes in their mean */
-    bool accepted;        /* the workers' results were read: it is done or lost */
-    struct mn_ranges ranges; /* of the arena; freed when the block is retired */
-    struct mn_report reports[]; /* [rows], from accepted tasks */
+    struct mn_planned planned; /* first: the plan makes it */
+    struct mn_batch *next, *prev; /* in flight: while it has a block */
+    bool learned;            /* its costs are in the model, its envelopes in their mean */
+    struct mn_ranges ranges; /* of the arena; freed with the block */
+    struct mn_report *reports; /* [rows], from accepted tasks */
+    /* Ready mode: */
+    int64_t first;     /* place of its row 0 */
+    uint32_t left;     /* rows not taken yet */
+    uint32_t unmarked; /* rows not known to be ready */
 };
+
+static inline struct mn_batch *
+mn_batch_of(struct mn_planned *q)
+{
+    return (struct mn_batch *)q;
+}
 
 /* The batches that have a block, oldest first. */
 struct mn_flight {
@@ -111,13 +119,6 @@ struct mn_engine {
 };
 
 /* ---- what the engine's files call of each other; with the mutex held -------------------- */
-
-/* mn_engine_may_retain(), which see. */
-static inline bool
-mn_may_retain(const struct mn_engine *e, uint64_t bytes)
-{
-    return !mn_arena_exceeds(&e->arena, 0) && e->arena.kept_bytes + bytes <= e->arena.limit / 2;
-}
 
 /* ---- mn_engine_step.c ---- */
 

@@ -21,7 +21,8 @@ mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
     }
     bool done = false;
     for (struct mn_batch *b = e->flight.first; b != NULL && !done; b = b->next) {
-        done = !b->abandoned && !b->detached && mn_engine_poll(e, b->block_off) != MN_BLOCK_BUSY;
+        done = b->planned.state != MN_BATCH_ABANDONED
+               && mn_engine_poll(e, b->planned.block_off) != MN_BLOCK_BUSY;
     }
     return done;
 }
@@ -47,7 +48,7 @@ static uint64_t
 sequence_of(struct mn_engine *e, uint32_t w)
 {
     const struct mn_batch *b = batch_of(e, w);
-    return b != NULL ? b->sequence : UINT64_MAX;
+    return b != NULL ? b->planned.sequence : UINT64_MAX;
 }
 
 /* Returns whether the trainer sleeps until a batch is done, and none is. A trainer that was
@@ -77,7 +78,7 @@ idle_worker_has_work(struct mn_engine *e)
         idle++;
     }
     for (const struct mn_batch *b = e->flight.first; idle < n && b != NULL; b = b->next) {
-        struct mn_block *block = mn_block_at(&e->shm, b->block_off);
+        struct mn_block *block = mn_block_at(&e->shm, b->planned.block_off);
         for (uint32_t i = 0; i < block->ntasks; i++) {
             uint32_t task = mn_block_tasks(block)[i];
             uint32_t queue = e->tasks.results[task].queue, own = queue - MN_QUEUE_WORKER;
@@ -132,10 +133,10 @@ is_head(const struct mn_engine *e, uint64_t sequence)
         return sequence <= mn_plan_view(e->plan)->order.head;
     }
     const struct mn_batch *b = e->flight.first; /* static: in the order of delivery */
-    while (b != NULL && b->abandoned) {
+    while (b != NULL && b->planned.state == MN_BATCH_ABANDONED) {
         b = b->next;
     }
-    return b == NULL || sequence <= b->sequence;
+    return b == NULL || sequence <= b->planned.sequence;
 }
 
 /* Returns the memory that the head may come to need, which workers on other batches must leave
@@ -151,7 +152,7 @@ reserve_for_head(struct mn_engine *e, uint32_t w, uint64_t want)
     }
     uint64_t rows = mn_plan_view(e->plan)->batch_bytes, mean = e->flight.mean_envelope_bytes;
     const struct mn_batch *b = batch_of(e, w);
-    uint64_t tasks = b != NULL ? mn_block_at(&e->shm, b->block_off)->ntasks : 1;
+    uint64_t tasks = b != NULL ? mn_block_at(&e->shm, b->planned.block_off)->ntasks : 1;
     uint64_t known = rows > mean ? rows : mean;
     return known != 0 ? known : tasks * want;
 }
@@ -211,7 +212,7 @@ sweep(struct mn_engine *e, uint32_t w)
     /* First accept the results that the dead worker has sent, so that it no longer owns them. Find
      * its damage before another worker takes its place. */
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        if (b->abandoned) {
+        if (b->planned.state == MN_BATCH_ABANDONED) {
             mn_batch_note_envelopes(e, b);
         }
         else {
@@ -221,8 +222,8 @@ sweep(struct mn_engine *e, uint32_t w)
     mn_arena_leases_forget(&e->leases, w);
     mn_tasks_sweep(&e->tasks, w, e->plan == NULL, &death, late);
     for (struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        if (!b->abandoned) {
-            mn_tasks_publish_collate(&e->tasks, mn_block_at(&e->shm, b->block_off), &death);
+        if (b->planned.state != MN_BATCH_ABANDONED) {
+            mn_tasks_publish_collate(&e->tasks, mn_block_at(&e->shm, b->planned.block_off), &death);
         }
     }
     MN_FAULT("engine.sweep.tasks");
@@ -237,7 +238,7 @@ drop_abandoned(struct mn_engine *e)
     struct mn_batch *next;
     for (struct mn_batch *b = e->flight.first; b != NULL; b = next) {
         next = b->next;
-        if (b->abandoned && mn_batch_idle(e, b)) {
+        if (b->planned.state == MN_BATCH_ABANDONED && mn_batch_idle(e, b)) {
             mn_batch_drop(e, b);
             any = true;
         }

@@ -25,16 +25,12 @@
 /* ---- blocks ------------------------------------------------------------------------------- */
 
 static int
-make_block(struct mn_engine *e, struct mn_planned *q, uint64_t *block_off)
+make_block(struct mn_engine *e, struct mn_planned *q)
 {
-    const struct mn_plan_batch *b = &q->batch;
-    bool in_parts = b->whole && q->ntasks > 1; /* one more task collates them */
-    struct mn_submit s = {.batch = *b, .form = e->form, .apart = e->cfg.ready_batch != 0};
-    if (b->whole) {
-        s.form = (struct mn_form){.kind = in_parts ? MN_KIND_PART : MN_KIND_BATCH};
-    }
+    bool in_parts = q->batch.whole && q->ntasks > 1; /* one more task collates them */
+    struct mn_form whole = {.kind = in_parts ? MN_KIND_PART : MN_KIND_BATCH};
     mn_plan_tries(e->plan, q);
-    return mn_batch_make(e, &s, q->row0, q->ntasks, block_off);
+    return mn_batch_make(e, mn_batch_of(q), q->batch.whole ? &whole : &e->form, q->row0, q->ntasks);
 }
 
 /* Returns whether memory will be freed although the head is not delivered. */
@@ -42,7 +38,9 @@ static bool
 more_comes_back(struct mn_engine *e)
 {
     for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        if (b->abandoned || (!e->delivery->head_first && !b->detached && b->sequence != UINT64_MAX)) {
+        if (b->planned.state == MN_BATCH_ABANDONED
+            || (!e->delivery->head_first && b->planned.state < MN_BATCH_TAKEN
+                && b->planned.sequence != UINT64_MAX)) {
             return true;
         }
     }
@@ -57,10 +55,10 @@ static int
 begin(struct mn_engine *e, struct mn_planned *q)
 {
     bool head = q->sequence == mn_plan_view(e->plan)->order.head;
-    uint64_t block_off = q->block_off;
-    if (block_off != 0 || make_block(e, q, &block_off) == 0) {
-        if (q->block_off == 0) {
-            mn_plan_begun(e->plan, q, block_off);
+    bool begun = q->block_off != 0;
+    if (begun || make_block(e, q) == 0) {
+        if (!begun) {
+            mn_plan_begun(e->plan, q, q->block_off);
         }
         e->stuck_ns = head ? 0 : e->stuck_ns;
         return MN_OK;

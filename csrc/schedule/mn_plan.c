@@ -506,22 +506,25 @@ mn_plan_learned(struct mn_plan *p, bool news)
 
 /* Returns NULL if memory is short. */
 static struct mn_planned *
-make(const struct mn_plan_batch *b)
+make(const struct mn_plan *p, const struct mn_plan_batch *b)
 {
     struct mn_planned *q;
+    size_t own = p->cfg.batch_bytes != 0 ? (p->cfg.batch_bytes + 7) & ~(size_t)7 : sizeof(*q);
     size_t starts = ((size_t)b->nrows + 2) * sizeof(uint32_t);
     starts = (starts + 7) & ~(size_t)7;
     size_t rows = ((size_t)b->nrows + 1 + 7) & ~(size_t)7;
     size_t flags = rows * (sizeof(*q->sent) + sizeof(*q->border));
     size_t index_bytes = (b->index_bytes + 7) & ~(size_t)7; /* of a pickle it is any number */
     size_t hint_bytes = b->hint != NULL ? rows * sizeof(*b->hint) : 0;
-    size_t bytes = sizeof(struct mn_planned) + starts + index_bytes + hint_bytes + flags;
+    size_t bytes = own + starts + index_bytes + hint_bytes + flags;
     q = calloc(1, bytes + (b->begins != NULL ? b->nrows : 0));
     if (q == NULL) {
         return NULL;
     }
     q->sent = (uint16_t *)(void *)((char *)q + bytes - flags);
     q->border = (uint8_t *)(q->sent + rows);
+    q->row0 = (uint32_t *)(void *)((char *)q + own);
+    q->holders = 1;
     q->sequence = b->sequence;
     q->batch = *b;
     char *index = (char *)q->row0 + starts;
@@ -538,10 +541,10 @@ make(const struct mn_plan_batch *b)
     return q;
 }
 
-static void
-free_planned(struct mn_planned *q)
+void
+mn_planned_let_go(struct mn_planned *q)
 {
-    if (q != NULL) {
+    if (--q->holders == 0) {
         free(q->pieces);
         free(q);
     }
@@ -610,8 +613,11 @@ mn_plan_clear(struct mn_plan *p)
 {
     struct mn_plan_order *o = &p->view.order;
     for (uint64_t n = o->head; n < o->next; n++) { /* no other place holds one */
-        free_planned(*mn_plan_place(p, n));
-        *mn_plan_place(p, n) = NULL;
+        struct mn_planned *q = *mn_plan_place(p, n);
+        if (q != NULL) {
+            *mn_plan_place(p, n) = NULL;
+            mn_planned_let_go(q);
+        }
     }
     mn_pieces_reset(p);
     mn_dispatch_clear(&p->dispatch);
@@ -702,7 +708,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         return MN_FULL;
     }
     int64_t *cost = malloc(((size_t)b->nrows + 1) * sizeof(*cost));
-    struct mn_planned *q = cost != NULL ? make(b) : NULL;
+    struct mn_planned *q = cost != NULL ? make(p, b) : NULL;
     if (q == NULL) {
         free(cost);
         return -ENOMEM;
@@ -715,7 +721,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
     retime(p, b);
     q->rows = p->rows;
     if (cut_batch(p, q, cost, 0) < 0) {
-        free_planned(q);
+        mn_planned_let_go(q);
         free(cost);
         return -ENOMEM;
     }
@@ -754,6 +760,7 @@ mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal 
 {
     uint64_t sequence = q->sequence;
     q->refusal = *why;
+    q->state = MN_BATCH_DONE;
     p->refused++;
     p->view.order.begun = sequence >= p->view.order.begun ? sequence + 1 : p->view.order.begun;
     mn_dispatch_drop(&p->dispatch, is_of, &sequence);
@@ -777,10 +784,11 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence)
     struct mn_planned *q = mn_plan_at(p, sequence);
     if (q != NULL) {
         p->refused -= q->refusal.why != MN_REFUSED_NOT;
-        p->unmade -= q->block_off != 0 && !q->done;
+        p->unmade -= q->state == MN_BATCH_QUEUED;
+        q->state = MN_BATCH_TAKEN;
         *mn_plan_place(p, sequence) = NULL;
         mn_pieces_forget(p, q);
-        free_planned(q);
+        mn_planned_let_go(q);
     }
     struct mn_plan_order *o = &p->view.order;
     while (o->head < o->next && *mn_plan_place(p, o->head) == NULL) {

@@ -6,7 +6,7 @@
  * mn_plan_facts), and what was done and seen (begun, refused, started, done, taken, learned). Then
  * it asks what to do next. The plan starts nothing by itself.
  *
- *     add -> next_task or next_for_worker -> begun or refuse -> started -> set_done -> taken
+ *     add -> next_task or next_for_worker -> begun or refuse -> started -> done -> taken
  *
  * policy_dispatch.h decides which task starts next, and mn_plan_next.c whether memory allows it.
  * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
@@ -62,6 +62,8 @@ struct mn_plan_config {
     struct mn_costs *costs; /* NULL: costs are not learned */
     bool forms;            /* batches are formed of ready rows: mn_plan_set_span() says of which.
                             * Planned batches are taken as soon as they have ended */
+    size_t batch_bytes;    /* of the owner's struct that begins with a struct mn_planned; 0: that
+                            * alone. mn_plan_add() makes it, filled with zeros */
 };
 
 /* The memory that the rows of a batch take: nfields fields, each rounded up to whole pages. */
@@ -96,28 +98,44 @@ struct mn_chain {
 
 #define MN_SENT_ANY UINT16_MAX /* for any worker */
 
+enum mn_batch_state {
+    MN_BATCH_PLANNED = 0,
+    MN_BATCH_QUEUED = 1,    /* it has a block, and tasks of it may be queued */
+    MN_BATCH_DONE = 2,      /* its block was seen done or lost, or it is refused; this is final */
+    MN_BATCH_TAKEN = 3,     /* it has left the plan: delivered, or rows of it are formed */
+    MN_BATCH_ABANDONED = 4, /* it will not be delivered */
+};
+
+/* A batch, from mn_plan_add() until the last of its holders lets it go: the plan until it is taken
+ * or cleared, and the owner while it has a block or needs it for another reason. Only under the
+ * owner's mutex. */
 struct mn_planned {
     uint64_t sequence;
-    uint64_t block_off; /* the owner's name for its block; 0: not started */
+    uint64_t block_off; /* the owner's name for its block; 0: it has none */
     uint64_t rows;      /* planned before it */
+    uint32_t holders;
+    enum mn_batch_state state;
     uint32_t ntasks;
     bool stale;         /* its cut is based on outdated costs */
-    bool done;          /* its block was seen done or lost; both are final */
     struct mn_chain chain;   /* as it was before the batch's first row */
     struct mn_piece *pieces; /* space for [ntasks], while neighbours are kept together */
     uint32_t npieces;
     int64_t *cost_ns;        /* [ntasks] expected durations; stored behind the pieces */
     int64_t *opens_ns;       /* [ntasks] the part for groups that begin there; behind cost_ns */
     uint16_t *sent;          /* [ntasks] queued now or earlier: 1 + the worker, or MN_SENT_ANY; 0:
-                              * not; stored behind row0 */
-    uint8_t *border;         /* [nrows] a piece begins here; stored behind sent */
+                              * not */
+    uint8_t *border;         /* [nrows] a piece begins here */
     uint64_t first_chain;    /* of its first row; 0: it was not cut for pieces */
     uint64_t later_chain;    /* the first of the chains that begin after that row */
     int32_t maker;           /* 1 + the worker that was given a task of it last; 0: none */
     struct mn_refusal refusal; /* why it cannot be made */
-    struct mn_plan_batch batch; /* index points behind row0 */
-    uint32_t row0[];            /* [ntasks + 1] */
+    struct mn_plan_batch batch; /* its arrays lie behind the struct */
+    uint32_t *row0;             /* [ntasks + 1]; the same */
 };
+
+/* Lets a batch go. The last holder frees it. */
+void
+mn_planned_let_go(struct mn_planned *q);
 
 /* The present activity of a worker. */
 struct mn_worker_view {
@@ -291,9 +309,9 @@ mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off);
 void
 mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal *why);
 
-/* Records that the batch's block was seen done or lost; both are final. */
+/* Records that the batch is done. */
 void
-mn_plan_set_done(struct mn_plan *p, struct mn_planned *q);
+mn_plan_done(struct mn_plan *p, struct mn_planned *q);
 
 /* ---- what is learned: mn_plan.c; with the lock of the costs ---------------------------- */
 

@@ -86,13 +86,14 @@ mn_plan_begun(struct mn_plan *p, struct mn_planned *q, uint64_t block_off)
     o->begun = q->sequence >= o->begun ? q->sequence + 1 : o->begun;
     p->unmade++;
     q->block_off = block_off;
+    q->state = MN_BATCH_QUEUED;
 }
 
 void
-mn_plan_set_done(struct mn_plan *p, struct mn_planned *q)
+mn_plan_done(struct mn_plan *p, struct mn_planned *q)
 {
-    p->unmade -= q->block_off != 0 && !q->done;
-    q->done = true;
+    p->unmade -= q->state == MN_BATCH_QUEUED;
+    q->state = MN_BATCH_DONE;
 }
 
 /* Returns the cost to use when judging whether a task is slow. A start past the window holds memory
@@ -248,7 +249,7 @@ count_started(const struct mn_plan *p, const struct mn_plan_facts *f, uint64_t f
     for (uint64_t i = p->view.order.head; i < p->view.order.begun; i++) {
         const struct mn_planned *q = mn_plan_at(p, i);
         if (q != NULL && q->block_off != 0) {
-            int64_t ns = q->done ? -1 : f->running_ns(f->arg, q->block_off);
+            int64_t ns = q->state == MN_BATCH_DONE ? -1 : f->running_ns(f->arg, q->block_off);
             n.all++;
             n.lying += ns < straggles_ns;
             n.resting += i >= from && ns < 0;

@@ -247,11 +247,10 @@ batches_may_go_without_rows(void)
 {
     struct mn_engine *e = open_engine(1, 2 * MIB, 0, true);
     uint64_t row_bytes = 400 * 1024, off[4];
-    struct mn_submit s = {.batch = {.nrows = 3},
-                          .form = {MN_KIND_BATCH, 64, 1, &row_bytes},
-                          .queue = MN_QUEUE_WORKER};
+    struct mn_plan_batch batch = {.nrows = 3};
+    struct mn_form form = {MN_KIND_BATCH, 64, 1, &row_bytes};
     for (int i = 0; i < 4; i++) {
-        CHECK_EQ(mn_engine_submit(e, &s, &off[i]), 0);
+        CHECK_EQ(mn_engine_submit(e, &batch, &form, MN_QUEUE_WORKER, &off[i]), 0);
         const struct mn_block *b = mn_block_at(&e->shm, off[i]);
         CHECK_EQ(b->layout, i == 0 || i == 3 ? 64 : 0);
         CHECK_EQ(b->nfields, i == 0 || i == 3 ? 1 : 0);
@@ -914,7 +913,7 @@ at_two_batches(struct rig *r, struct rig_worker *w, const struct mn_form *head,
         CHECK_EQ(rig_plan(r, 2, &b[i]), MN_OK);
         do {
             CHECK_EQ(mn_worker_try(&w[i].side, &task), MN_OK);
-        } while (e->flight.by_task[task]->sequence != i);
+        } while (e->flight.by_task[task]->planned.sequence != i);
     }
     return e;
 }
@@ -1406,7 +1405,7 @@ wanted_in_flight(struct mn_engine *e)
     uint32_t n = 0;
     mn_mutex_lock(&e->mutex);
     for (const struct mn_batch *b = e->flight.first; b != NULL; b = b->next) {
-        n += !b->abandoned;
+        n += b->planned.state != MN_BATCH_ABANDONED;
     }
     mn_mutex_unlock(&e->mutex);
     return n;

@@ -165,7 +165,7 @@ deliver(struct world *w)
     CHECK(q != NULL);
     if (q->block_off != 0) {
         w->f.memory_used -= (int64_t)mn_plan_rows_bytes(w->p, q->batch.nrows);
-        mn_plan_set_done(w->p, q);
+        mn_plan_done(w->p, q);
     }
     w->delivered++;
     mn_plan_taken(w->p, q->sequence);
@@ -617,7 +617,8 @@ dispatch(struct world *w)
     struct mn_plan *p = w->p;
     struct mn_plan_start s;
     w->f.ready = 0;
-    for (uint64_t n = p->view.order.head; n < p->view.order.begun && mn_plan_at(p, n)->done; n++) {
+    for (uint64_t n = p->view.order.head;
+         n < p->view.order.begun && mn_plan_at(p, n)->state == MN_BATCH_DONE; n++) {
         w->f.ready++;
     }
     mn_plan_settle(p);
@@ -711,7 +712,7 @@ work(struct world *w)
         const int64_t *index = q->batch.index;
         bool news = mn_plan_is_news(w->p, q->batch.epoch, index, wall, 1, q->batch.nrows);
         struct mn_costs_made made = {.worker = next, .learn_locality = true};
-        mn_plan_set_done(w->p, q);
+        mn_plan_done(w->p, q);
         (void)mn_costs_observe_rows(&w->costs, index, q->batch.hint, wall, 1, q->batch.nrows,
                                     &made);
         mn_plan_learned(w->p, news);
@@ -753,7 +754,7 @@ drive(bool group_neighbours, bool groups, int64_t slow_every, int64_t limit)
         CHECK(idle < 1000); /* milliseconds */
         CHECK(w.f.memory_used <= limit + (int64_t)BATCH_BYTES);
         const struct mn_plan_order *o = &w.p->view.order;
-        while (o->head < o->next && mn_plan_at(w.p, o->head)->done) {
+        while (o->head < o->next && mn_plan_at(w.p, o->head)->state == MN_BATCH_DONE) {
             deliver(&w);
         }
     }

@@ -33,7 +33,7 @@ static MN_UNUSED void
 rig_abandon(struct mn_engine *e, uint64_t block_off)
 {
     mn_mutex_lock(&e->mutex);
-    mn_batch_abandon(e, block_off);
+    mn_batch_abandon(e, mn_batch_find(e, block_off));
     mn_engine_unlock(e);
 }
 
@@ -267,16 +267,14 @@ static MN_UNUSED int
 rig_submit(struct rig *r, uint32_t nrows, uint32_t queue, struct rig_block *out)
 {
     int64_t *index = rig_index(r, nrows);
-    struct mn_submit s = {.batch = {.number = r->number,
-                                    .position = r->position,
-                                    .nrows = nrows,
-                                    .index_kind = MN_INDEX_INT64,
-                                    .index = index,
-                                    .index_bytes = nrows * sizeof(*index)},
-                          .form = r->form,
-                          .queue = queue};
+    struct mn_plan_batch b = {.number = r->number,
+                              .position = r->position,
+                              .nrows = nrows,
+                              .index_kind = MN_INDEX_INT64,
+                              .index = index,
+                              .index_bytes = nrows * sizeof(*index)};
     *out = (struct rig_block){0, r->number, r->position, nrows, 0};
-    int rc = mn_engine_submit(r->e, &s, &out->off);
+    int rc = mn_engine_submit(r->e, &b, &r->form, queue, &out->off);
     free(index);
     if (rc == 0) {
         r->number++;

@@ -186,7 +186,7 @@ no_room(const struct mn_memory_snapshot *m)
 }
 
 static PyObject *
-submit(PyObject *self, const struct mn_submit *s)
+submit(PyObject *self, const struct mn_plan_batch *b, const struct mn_form *form, uint32_t queue)
 {
     mn_pending_reclaim(PyType_GetModuleState(Py_TYPE(self)));
     struct mn_engine *e = mn_engine_get(self); /* dumps may have closed it */
@@ -194,7 +194,7 @@ submit(PyObject *self, const struct mn_submit *s)
     if (e == NULL) {
         return NULL;
     }
-    if (mn_engine_submit(e, s, &off) == 0) {
+    if (mn_engine_submit(e, b, form, queue, &off) == 0) {
         return mn_block_new(self, MN_UNPLANNED, off, NULL);
     }
     struct mn_memory_snapshot memory = mn_engine_memory(e);
@@ -215,20 +215,19 @@ const char mn_engine_submit_doc[] =
 
 /* Fills in the rows in which the batch's samples may be placed. Returns false with an exception. */
 static bool
-fill_rows(PyObject *self, struct mn_engine *e, struct mn_submit *s, PyObject *layout,
-          PyObject *indices)
+fill_rows(PyObject *self, struct mn_engine *e, struct mn_plan_batch *b, struct mn_form *form,
+          PyObject *layout, PyObject *indices)
 {
-    struct mn_plan_batch *b = &s->batch;
     b->nrows = 1; /* without a layout it is not used, except for counting spares */
     if (layout == Py_None) {
         return true;
     }
-    s->form.layout = post(self, e, layout); /* first: the size may be a program's code */
-    Py_ssize_t n = s->form.layout != 0 ? PyObject_Size(indices) : -1;
+    form->layout = post(self, e, layout); /* first: the size may be a program's code */
+    Py_ssize_t n = form->layout != 0 ? PyObject_Size(indices) : -1;
     if (n < 0) {
         return false;
     }
-    mn_layout_form((struct mn_layout *)layout, &s->form);
+    mn_layout_form((struct mn_layout *)layout, form);
     b->nrows = (uint32_t)n;
     return split_spares(&b->nrows, b->spares);
 }
@@ -246,10 +245,9 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
     }
     PyObject *indices = args[3], *layout = args[4];
     unsigned long worker = PyLong_AsUnsignedLong(args[1]);
-    struct mn_submit s = {.form = {.kind = MN_KIND_RESUME},
-                          .batch = {.index_kind = MN_INDEX_INT64, .index = ""},
-                          .queue = MN_QUEUE_WORKER + (uint32_t)worker};
-    struct mn_plan_batch *b = &s.batch;
+    uint32_t queue = MN_QUEUE_WORKER + (uint32_t)worker;
+    struct mn_form form = {.kind = MN_KIND_RESUME};
+    struct mn_plan_batch own = {.index_kind = MN_INDEX_INT64, .index = ""}, *b = &own;
     bool resumes = args[2] == Py_None;
     fill_epoch(b, epoch, args[5]);
     b->number = resumes ? 0 : PyLong_AsUnsignedLongLong(args[2]);
@@ -260,10 +258,10 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
         return PyErr_Format(PyExc_ValueError, "no such worker");
     }
     if (resumes) {
-        return submit(self, &s);
+        return submit(self, b, &form, queue);
     }
-    s.form.kind = MN_KIND_BATCH;
-    if (!fill_rows(self, e, &s, layout, indices)) {
+    form.kind = MN_KIND_BATCH;
+    if (!fill_rows(self, e, b, &form, layout, indices)) {
         return NULL;
     }
     uint32_t nrows = b->nrows;
@@ -275,7 +273,7 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
         return NULL;
     }
     b->nrows = nrows;
-    PyObject *block = submit(self, &s);
+    PyObject *block = submit(self, b, &form, queue);
     Py_DECREF(owned);
     return block;
 }

@@ -247,19 +247,19 @@ mn_engine_py_gather(PyObject *self, struct mn_engine *e, PyObject *layout)
     if (!all_written(e, l, mn_engine_posted(self, layout))) {
         Py_RETURN_NONE;
     }
-    struct mn_submit s = {.form = {.kind = MN_KIND_ROWS}};
-    mn_layout_form(l, &s.form);
+    struct mn_form form = {.kind = MN_KIND_ROWS};
+    mn_layout_form(l, &form);
     const struct mn_run *runs;
-    uint32_t nruns = mn_delivery_runs(e, &runs);
+    uint32_t nruns = mn_delivery_runs(e, &runs), nrows = 0;
     for (uint32_t i = 0; i < nruns; i++) {
-        s.batch.nrows += runs[i].nrows;
+        nrows += runs[i].nrows;
     }
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     uint64_t to = 0;
     int rc;
     o->inside++;
     Py_BEGIN_ALLOW_THREADS
-    rc = mn_engine_gather_block(e, &s, &to);
+    rc = mn_engine_gather_block(e, nrows, &form, &to);
     if (rc == 0) {
         copy_rows(e, l, to);
     }
@@ -296,11 +296,11 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
         return NULL;
     }
     struct mn_layout *l = (struct mn_layout *)layout;
-    struct mn_submit s = {.batch = {.nrows = (uint32_t)PyList_GET_SIZE(samples)},
-                          .form = {.kind = MN_KIND_ROWS}};
-    mn_layout_form(l, &s.form);
+    struct mn_form form = {.kind = MN_KIND_ROWS};
+    uint32_t nrows = (uint32_t)PyList_GET_SIZE(samples);
+    mn_layout_form(l, &form);
     uint64_t to = 0;
-    if (mn_raise_errno(mn_engine_gather_block(e, &s, &to),
+    if (mn_raise_errno(mn_engine_gather_block(e, nrows, &form, &to),
                        "the memory shared by loader and workers cannot hold a batch (use smaller "
                        "batches, retain fewer, or raise memory_limit, `ulimit -v` or `ulimit -f`)")
         < 0) {
@@ -309,7 +309,7 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
     const struct mn_shm *shm = mn_engine_shm(e);
     int rc = 1;
     mn_engine_pin(e);
-    for (uint32_t i = 0; rc == 1 && i < s.batch.nrows; i++) {
+    for (uint32_t i = 0; rc == 1 && i < nrows; i++) {
         /* called code may change the lists */
         PyObject *own = PyList_GetItemRef(objects, i);
         PyObject *sample = own != NULL ? PyList_GetItemRef(samples, i) : NULL;
