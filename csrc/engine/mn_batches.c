@@ -535,7 +535,8 @@ make_unplanned(struct mn_engine *e, const struct mn_plan_batch *s, const struct 
     }
     b->planned.batch = *s;
     b->planned.sequence = s->sequence;
-    b->planned.state = MN_BATCH_QUEUED;
+    b->planned.state = ntasks != 0 ? MN_BATCH_QUEUED : MN_BATCH_DONE;
+    b->learned = ntasks == 0; /* nothing is made of it */
     if (mn_batch_make(e, b, form, row0, ntasks) < 0) {
         free(b);
         return NULL;

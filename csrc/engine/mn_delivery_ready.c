@@ -52,7 +52,7 @@ rows_of(const struct mn_batch *u)
 }
 
 static struct mn_forming *
-forming(const struct mn_engine *e)
+ready_of(const struct mn_engine *e)
 {
     return e->delivery_state;
 }
@@ -78,7 +78,7 @@ reset(struct mn_forming *f)
 static void
 set_span(struct mn_engine *e)
 {
-    const struct mn_forming *f = forming(e);
+    const struct mn_forming *f = ready_of(e);
     int64_t place = f->policy.formed * f->policy.batch, horizon = mn_ready_horizon(&f->policy);
     uint32_t head = f->oldest;
     while (head < f->nunits && f->units[head]->first + rows_of(f->units[head]) <= place) {
@@ -117,7 +117,7 @@ make_room(struct mn_forming *f)
 static int
 add(struct mn_engine *e, const struct mn_plan_batch *b)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     int rc = make_room(f);
     rc = rc < 0 ? rc : mn_plan_add(e->plan, b);
     if (rc != MN_OK) {
@@ -139,7 +139,7 @@ end(struct mn_engine *e)
 {
     mn_plan_end(e->plan);
     /* It cannot fail: no more is marked than was planned. */
-    (void)mn_ready_end(&forming(e)->policy, forming(e)->planned);
+    (void)mn_ready_end(&ready_of(e)->policy, ready_of(e)->planned);
     set_span(e);
 }
 
@@ -151,7 +151,7 @@ static void
 mark(struct mn_engine *e, struct mn_batch *u, uint32_t row0, uint32_t nrows,
      const uint64_t *wall_ns, size_t step)
 {
-    struct mn_ready *r = &forming(e)->policy;
+    struct mn_ready *r = &ready_of(e)->policy;
     if (mn_ready_is_marked(r, u->first + row0 + nrows - 1)) {
         return;
     }
@@ -198,7 +198,7 @@ static int64_t
 patience_ns(const struct mn_engine *e)
 {
     int64_t copy_ns = (int64_t)mn_plan_view(e->plan)->batch_bytes / COPY_BYTES_A_NS;
-    return copy_ns + MIX_ROW_NS * forming(e)->policy.batch + MIX_NS;
+    return copy_ns + MIX_ROW_NS * ready_of(e)->policy.batch + MIX_NS;
 }
 
 /* Forms a batch of ready rows if possible: one unit as it lies, or mixed. Returns whether it
@@ -206,7 +206,7 @@ patience_ns(const struct mn_engine *e)
 static bool
 form(struct mn_engine *e, bool mix)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     int64_t n;
     if (mn_ready_form(&f->policy, mix, f->places, &n) != MN_OK) {
         return false;
@@ -222,7 +222,7 @@ form(struct mn_engine *e, bool mix)
 static uint32_t
 unmarked(struct mn_engine *e, uint32_t from)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     int64_t horizon = mn_ready_horizon(&f->policy);
     for (uint32_t i = from; i < f->nunits && f->units[i]->first < horizon; i++) {
         const struct mn_batch *u = f->units[i];
@@ -256,7 +256,7 @@ mark_tasks(struct mn_engine *e, struct mn_batch *u)
 static void
 look_at(struct mn_engine *e, struct mn_batch *u)
 {
-    bool made = u->planned.block_off != 0, by_task = made && forming(e)->mixes;
+    bool made = u->planned.block_off != 0, by_task = made && ready_of(e)->mixes;
     if (by_task) {
         mn_batch_accept_some(e, u);
         mark_tasks(e, u);
@@ -294,7 +294,7 @@ memory_allows(const struct mn_engine *e)
 static int64_t
 nap(const struct mn_engine *e)
 {
-    const struct mn_forming *f = forming(e);
+    const struct mn_forming *f = ready_of(e);
     uint64_t since = memory_allows(e) ? f->could_ns : 0;
     if (since == 0) {
         return INT64_MAX;
@@ -308,7 +308,7 @@ nap(const struct mn_engine *e)
 static bool
 form_whole(struct mn_engine *e)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     bool formed = f->nruns != 0 || form(e, false);
     for (uint32_t i = f->oldest; !formed && (i = unmarked(e, i)) < f->nunits; i++) {
         look_at(e, f->units[i]);
@@ -322,7 +322,7 @@ form_whole(struct mn_engine *e)
 static bool
 form_next(struct mn_engine *e)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     if (form_whole(e)) {
         return true;
     }
@@ -340,8 +340,8 @@ static int64_t
 formed_ready(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    const struct mn_ready *r = &forming(e)->policy;
-    int64_t ready = (r->ready[0] + r->ready[1]) / r->batch + (forming(e)->nruns != 0);
+    const struct mn_ready *r = &ready_of(e)->policy;
+    int64_t ready = (r->ready[0] + r->ready[1]) / r->batch + (ready_of(e)->nruns != 0);
     struct mn_plan_order order = mn_plan_view(p)->order;
     int64_t enough = mn_plan_window(p).starved_below;
     for (uint64_t n = order.head; n < order.begun && ready < enough; n++) {
@@ -355,7 +355,7 @@ formed_ready(struct mn_engine *e)
 static int
 take(struct mn_engine *e, uint64_t sequence, uint64_t block_off)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     (void)block_off;
     if (f->nruns == 0 || f->runs[0].sequence != sequence) {
         return -EINVAL;
@@ -384,8 +384,8 @@ pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 {
     bool formed = form_next(e);
     if (formed) {
-        *sequence = forming(e)->runs[0].sequence;
-        *block_off = forming(e)->runs[0].block_off;
+        *sequence = ready_of(e)->runs[0].sequence;
+        *block_off = ready_of(e)->runs[0].block_off;
     }
     return formed;
 }
@@ -393,7 +393,7 @@ pick(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off)
 static bool
 any(struct mn_engine *e)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     return form_whole(e) || (f->could_ns == 0 && could_mix(f)); /* one that pick() must note */
 }
 
@@ -403,7 +403,7 @@ any(struct mn_engine *e)
 static void
 clear(struct mn_engine *e)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     for (uint32_t i = f->oldest; i < f->nunits; i++) {
         struct mn_batch *u = f->units[i];
         if (u->planned.state == MN_BATCH_TAKEN && u->planned.block_off != 0) {
@@ -417,7 +417,7 @@ clear(struct mn_engine *e)
 static void
 close(struct mn_engine *e)
 {
-    struct mn_forming *f = forming(e);
+    struct mn_forming *f = ready_of(e);
     if (f != NULL) {
         for (uint32_t i = f->oldest; i < f->nunits; i++) {
             mn_planned_let_go(&f->units[i]->planned);
