@@ -12,16 +12,8 @@
 #define WORKERS 3u
 #define ROWS 8u
 #define SAMPLES 4096
-#define TASKS 4096u
-#define QUEUE 512u
 #define ROW_BYTES UINT64_C(1000)
 #define BATCH_BYTES (ROWS * ROW_BYTES)
-
-/* A task that was started. */
-struct job {
-    struct mn_planned *batch;
-    uint32_t task;
-};
 
 /* Stands in for the engine and its workers. */
 struct world {
@@ -29,20 +21,12 @@ struct world {
     struct mn_costs costs;
     struct mn_plan_facts f;
     struct mn_worker_view view[WORKERS];
-    struct job queue[1 + WORKERS][QUEUE]; /* [0]: for any worker */
-    uint32_t first[1 + WORKERS], last[1 + WORKERS];
-    struct job job[WORKERS];
-    uint64_t since[WORKERS], until[WORKERS];
-    uint32_t left[TASKS]; /* by sequence: tasks that have not ended */
-    uint64_t begun;
-    uint64_t planned_rows, made_rows, delivered;
-    uint64_t seed;
-    int64_t slow_every; /* one sample in this many; 0: all cost the same */
+    uint64_t begun, planned_rows;
 };
 
 static const uint64_t row_bytes[1] = {ROW_BYTES};
 
-/* How long the world claims that a batch has run. */
+/* How long the world claims that a batch has run; less than 0: it does not. */
 static int64_t said_ns;
 
 static int64_t
@@ -61,23 +45,11 @@ head_runs(void *arg, uint64_t block_off)
     return block_off == 64 ? 1000 * (int64_t)MS : -1;
 }
 
-static int64_t
-running_ns(void *arg, uint64_t block_off)
-{
-    const struct world *w = arg;
-    int64_t longest = -1;
-    for (uint32_t i = 0; i < WORKERS; i++) {
-        const struct mn_planned *q = w->job[i].batch;
-        int64_t ns = (int64_t)(w->f.now_ns - w->since[i]);
-        longest = q != NULL && q->block_off == block_off && ns > longest ? ns : longest;
-    }
-    return longest;
-}
-
 static void
 open_world(struct world *w, bool learns, const struct mn_plan_config *how)
 {
     memset(w, 0, sizeof(*w));
+    said_ns = -1;
     struct mn_plan_config cfg = *how;
     cfg.workers = cfg.max_workers = WORKERS;
     cfg.own_tasks = 64;
@@ -90,8 +62,7 @@ open_world(struct world *w, bool learns, const struct mn_plan_config *how)
                                   .free_tasks = UINT32_MAX,
                                   .memory_limit = 1 << 30,
                                   .workers = w->view,
-                                  .running_ns = running_ns,
-                                  .arg = w};
+                                  .running_ns = says};
     for (uint32_t i = 0; i < WORKERS; i++) {
         w->view[i] = (struct mn_worker_view){.usable = true, .running_ns = -1};
     }
@@ -139,7 +110,6 @@ begin(struct world *w, struct mn_planned *q)
         mn_plan_tries(w->p, q);
         mn_plan_begun(w->p, q, 64 * ++w->begun);
         w->f.memory_used += (int64_t)mn_plan_rows_bytes(w->p, q->batch.nrows);
-        w->left[q->sequence % TASKS] = q->ntasks;
     }
 }
 
@@ -167,7 +137,6 @@ deliver(struct world *w)
         w->f.memory_used -= (int64_t)mn_plan_rows_bytes(w->p, q->batch.nrows);
         mn_plan_done(w->p, q);
     }
-    w->delivered++;
     mn_plan_taken(w->p, q->sequence);
 }
 
@@ -218,7 +187,6 @@ behind_a_slow_sample_nothing_waits(void)
     for (int64_t i = 0; i < 100; i++) {
         mn_costs_observe(&w.costs, i, NULL, (int64_t)MS);
     }
-    w.f.running_ns = says;
     said_ns = 15 * (int64_t)MS;
     add_some(&w, 40);
     (void)start_all(&w);
@@ -589,201 +557,6 @@ what_waits_behind_a_slow_one_moves(void)
     close_world(&w);
 }
 
-/* ---- all of it, at random ---- */
-
-static uint64_t
-takes_ns(const struct world *w, const struct job *j)
-{
-    const int64_t *index = j->batch->batch.index;
-    uint64_t ns = 0;
-    for (uint32_t i = j->batch->row0[j->task]; i < j->batch->row0[j->task + 1]; i++) {
-        bool slow = w->slow_every != 0 && index[i] % w->slow_every == 0;
-        ns += slow ? 300 * MS : MS + MS * ((uint64_t)index[i] % 3);
-    }
-    return ns;
-}
-
-static void
-put(struct world *w, uint32_t queue, const struct mn_plan_start *s)
-{
-    CHECK(w->last[queue] - w->first[queue] < QUEUE);
-    w->queue[queue][w->last[queue]++ % QUEUE] = (struct job){s->batch, s->task};
-}
-
-/* Starts tasks as the engine does in mn_start_due.c. */
-static void
-dispatch(struct world *w)
-{
-    struct mn_plan *p = w->p;
-    struct mn_plan_start s;
-    w->f.ready = 0;
-    for (uint64_t n = p->view.order.head;
-         n < p->view.order.begun && mn_plan_at(p, n)->state == MN_BATCH_DONE; n++) {
-        w->f.ready++;
-    }
-    mn_plan_settle(p);
-    for (uint32_t i = 0; p->together.parted && i < WORKERS; i++) {
-        for (; w->first[1 + i] != w->last[1 + i]; w->first[1 + i]++) {
-            struct job j = w->queue[1 + i][w->first[1 + i] % QUEUE];
-            put(w, 0, &(struct mn_plan_start){.batch = j.batch, .task = j.task});
-        }
-    }
-    p->together.parted = false;
-    if (!p->view.by_piece) {
-        for (;;) {
-            w->f.queued = w->last[0] - w->first[0];
-            if (w->f.queued >= mn_plan_depth(p) || !mn_plan_next_task(p, &w->f, &s)) {
-                return;
-            }
-            begin(w, s.batch);
-            mn_plan_started(p, &s);
-            put(w, 0, &s);
-        }
-    }
-    w->f.queued = 0;
-    for (uint32_t i = 0; i < WORKERS; i++) {
-        bool runs = w->job[i].batch != NULL;
-        w->view[i] = (struct mn_worker_view){
-            .usable = mn_test_random(&w->seed) % 50 != 0,
-            .queued = w->last[1 + i] - w->first[1 + i],
-            .running_ns = runs ? (int64_t)(w->f.now_ns - w->since[i]) : -1,
-        };
-    }
-    struct mn_plan_round r;
-    mn_plan_round_begin(p, &w->f, &r);
-    for (uint32_t i = 0; i < 2 * WORKERS; i++) {
-        uint32_t n = i % WORKERS;
-        while (mn_plan_worker_wants(&r, n, i < WORKERS)) {
-            enum mn_plan_step step = mn_plan_next_for_worker(p, &r, n, &s);
-            if (step == MN_PLAN_NOTHING) {
-                break;
-            }
-            if (step == MN_PLAN_MOVE) {
-                struct job j = w->queue[1 + s.helps][w->first[1 + s.helps]++ % QUEUE];
-                put(w, 1 + n, &(struct mn_plan_start){.batch = j.batch, .task = j.task});
-                w->view[s.helps].queued--;
-            }
-            else {
-                begin(w, s.batch);
-                put(w, 1 + n, &s);
-                w->view[n].left_ns += mn_plan_started_for(p, &s, n);
-            }
-            w->view[n].queued++;
-            r.facts.memory_used = w->f.memory_used;
-        }
-    }
-}
-
-/* Workers take the tasks that wait for them; the first to end does. Returns false if all are
- * idle. */
-static bool
-work(struct world *w)
-{
-    uint32_t next = WORKERS;
-    for (uint32_t i = 0; i < WORKERS; i++) {
-        for (int turn = 0; turn < 2 && w->job[i].batch == NULL; turn++) {
-            uint32_t queue = turn == 0 ? 1 + i : 0;
-            if (w->first[queue] != w->last[queue]) {
-                w->job[i] = w->queue[queue][w->first[queue]++ % QUEUE];
-                w->since[i] = w->f.now_ns;
-                w->until[i] = w->f.now_ns + takes_ns(w, &w->job[i]);
-            }
-        }
-        bool runs = w->job[i].batch != NULL;
-        next = runs && (next == WORKERS || w->until[i] < w->until[next]) ? i : next;
-    }
-    if (next == WORKERS) {
-        return false;
-    }
-    if (w->until[next] > w->f.now_ns + 5 * MS) { /* the engine looks now and then */
-        w->f.now_ns += 5 * MS;
-        return true;
-    }
-    w->f.now_ns = w->until[next];
-    struct mn_planned *q = w->job[next].batch;
-    w->made_rows += q->row0[w->job[next].task + 1] - q->row0[w->job[next].task];
-    w->job[next].batch = NULL;
-    CHECK(w->left[q->sequence % TASKS] != 0); /* else a task was started twice */
-    if (--w->left[q->sequence % TASKS] == 0) {
-        uint64_t wall[64];
-        for (uint32_t i = 0; i < q->batch.nrows; i++) {
-            wall[i] = MS + MS * (i % 3);
-        }
-        const int64_t *index = q->batch.index;
-        bool news = mn_plan_is_news(w->p, q->batch.epoch, index, wall, 1, q->batch.nrows);
-        struct mn_costs_made made = {.worker = next, .learn_locality = true};
-        mn_plan_done(w->p, q);
-        (void)mn_costs_observe_rows(&w->costs, index, q->batch.hint, wall, 1, q->batch.nrows,
-                                    &made);
-        mn_plan_learned(w->p, news);
-    }
-    return true;
-}
-
-/* Each row is made once, batches come in order, memory stays within the limit, and no worker
- * hangs. */
-static void
-drive(bool group_neighbours, bool groups, int64_t slow_every, int64_t limit)
-{
-    struct world w;
-    uint64_t seed = mn_test_seed();
-    open_world(&w, true,
-               &(struct mn_plan_config){
-                   .window = 4, .in_order = true, .group_neighbours = group_neighbours});
-    w.seed = seed;
-    w.slow_every = slow_every;
-    w.f.memory_limit = limit;
-    uint64_t batches = 300, idle = 0;
-    while (w.delivered < batches) {
-        uint8_t begins[ROWS];
-        while (w.p->view.order.next < batches && w.p->view.order.next - w.p->view.order.head < 12) {
-            for (uint32_t i = 0; i < ROWS; i++) {
-                begins[i] = mn_test_random(&w.seed) % 12 == 0;
-            }
-            CHECK_EQ(add(&w, 1 + (uint32_t)(mn_test_random(&w.seed) % ROWS),
-                         groups ? begins : NULL),
-                     MN_OK);
-        }
-        if (w.p->view.order.next == batches) {
-            mn_plan_end(w.p);
-        }
-        dispatch(&w);
-        bool worked = work(&w);
-        idle = worked ? 0 : idle + 1;
-        w.f.now_ns += worked ? 0 : MS;
-        CHECK(idle < 1000); /* milliseconds */
-        CHECK(w.f.memory_used <= limit + (int64_t)BATCH_BYTES);
-        const struct mn_plan_order *o = &w.p->view.order;
-        while (o->head < o->next && mn_plan_at(w.p, o->head)->state == MN_BATCH_DONE) {
-            deliver(&w);
-        }
-    }
-    CHECK_EQ(w.made_rows, w.planned_rows);
-    CHECK_EQ(mn_plan_waiting(w.p), 0);
-    CHECK_EQ(w.f.memory_used, 0);
-    CHECK_EQ(w.p->unmade, 0);
-    close_world(&w);
-}
-
-static void
-every_task_starts_once(void)
-{
-    drive(false, false, 0, 1 << 30);
-    drive(false, false, 40, 1 << 30);
-    drive(false, false, 40, 3 * (int64_t)BATCH_BYTES);
-    drive(false, false, 10, 1);
-}
-
-static void
-every_task_starts_once_in_shares(void)
-{
-    drive(true, false, 40, 1 << 30);
-    drive(true, true, 0, 1 << 30);
-    drive(true, true, 40, 1 << 30);
-    drive(true, true, 40, 3 * (int64_t)BATCH_BYTES);
-    drive(true, true, 10, 1);
-}
-
 static const struct mn_test tests[] = {
     MN_TEST("plain", the_window_is_filled_and_no_more),
     MN_TEST("plain", what_idles_waits_first),
@@ -801,8 +574,6 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", neighbours_are_tried_together_after_the_first_batch),
     MN_TEST("plain", who_is_gone_has_no_share),
     MN_TEST("plain", what_waits_behind_a_slow_one_moves),
-    MN_TEST("plain", every_task_starts_once),
-    MN_TEST("plain", every_task_starts_once_in_shares),
 };
 
 MN_TEST_MAIN(tests)
