@@ -27,10 +27,6 @@ SLOW: dict[str, str] = {
         "test_held_time_is_the_wait_beyond_the_second.",
     "tests/iterators/test_locality.py::TestGroups":
         "tests/policy/test_simulate_groups.py; TestEachSampleOnce.",
-    "tests/iterators/test_locality.py::TestHome":
-        "tests/policy/test_simulate_groups.py; TestEachSampleOnce.",
-    "tests/iterators/test_locality.py::TestDeclared":
-        "tests/policy/test_simulate_groups.py; TestEachSampleOnce.",
     "tests/iterators/test_locality.py::TestNothingToGain::test_samples_that_have_names":
         "test_negligible_opening_cost_ends_probing.",
     "tests/transport/test_sendable.py::test_splitting_is_learned_from_costs":

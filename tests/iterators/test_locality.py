@@ -132,72 +132,44 @@ def few(made: Iterable[int], most: int) -> None:
     assert sum(seen) <= len(seen) * most, f"openings of each epoch: {seen}, and not {most}"
 
 
-def settled(loader: Any, epochs: int = 3) -> list[int]:
-    return [openings(loader) for _ in range(epochs)]
-
-
 def near(loader: Any) -> bool | None:
     return memo_of(loader).costs.summary()["near"]
 
 
+def declared_in_parts() -> Dataset:
+    parts = ConcatDataset([Declared(128, 16), Subset(Declared(256, 16), range(128, 256))])
+    return Subset(parts, range(256))
+
+
 class TestGroups:
-    """Four openings of each group where nothing is kept together."""
+    """One worker makes a group, once that is known to be cheaper, or from the first epoch on if the
+    dataset declares its groups."""
 
-    @pytest.mark.parametrize("persistent", [False, True])
-    @pytest.mark.parametrize("group", [32, 8])
-    def test_one_worker_makes_a_group(self, group: int, persistent: bool) -> None:
-        data = Shards(512, group)
-        loader = make(data, persistent_workers=persistent)
-        openings(loader)  # this epoch shows it
-        few(settled(loader), 512 // group * 2)
-        assert near(loader) is True
-        place, slow = loader.stats()["locality"], loader.stats()["cost"]["slow"]
-        assert place["opening"] > place["each"] > 0 and 1 < place["group"] < 2 * group
-        assert slow is None or slow > place["opening"], "opening a group is nothing slow"
-
-    def test_ready_batches_keep_groups_together(self) -> None:
-        """They are filled from groups that are open."""
-        loader = make(Shards(512, 32), batching="ready", in_order=False, persistent_workers=True)
-        openings(loader)
-        few(settled(loader), 512 // 32 * 2)
-        assert near(loader) is True
-
-    @pytest.mark.parametrize("within", [False, True])
-    @pytest.mark.parametrize("group", [32, 8])
-    def test_in_a_sampler_that_shuffles_groups(self, group: int, within: bool) -> None:
-        data = Shards(512, group)
-        loader = make(data, sampler=Whole(512, group, within), persistent_workers=True)
-        openings(loader)
-        few(settled(loader), 512 // group * 2)
-        assert near(loader) is True
-
-    @pytest.mark.parametrize("shuffled", [False, True])
-    def test_longer_than_a_batch(self, shuffled: bool) -> None:
-        """Fewer openings than batches, each of which one worker would have made."""
-        sampler = Whole(1024, 128) if shuffled else None
-        loader = make(Shards(1024, 128), sampler=sampler, persistent_workers=True)
-        openings(loader)
-        few(settled(loader), 1024 // 32 - 4)
-        assert near(loader) is True
-
-    def test_workers_share_the_groups(self) -> None:
-        loader = make(Shards(512, 32), persistent_workers=True)
-        for _ in range(2):
-            batches = list(loader)
-        assert len({int(w) for batch in batches for w in batch[2]}) == 4
-
-
-class TestHome:
-    """Samples go where they were made before, if that is cheaper."""
-
-    @pytest.mark.parametrize("shuffle", [False, True])
-    def test_dataset_that_caches_decoded_groups(self, shuffle: bool) -> None:
-        """By chance a quarter are made at home: in the third and fourth epoch 72 and 54 miss.
-        On a busy machine, where the plan does not wait for a late home, there are fewer hits."""
-        loader = make(Keeps(128), shuffle=shuffle, batch_size=16, persistent_workers=True)
-        assert openings(loader) == 128
-        openings(loader)
-        few(settled(loader, epochs=2), 56)
+    @pytest.mark.parametrize("data, options, most", [
+        (Shards(512, 32), {}, 32), (Shards(512, 8), {}, 128),
+        (Shards(512, 32), {"persistent_workers": True}, 32),
+        (Shards(512, 32), {"batching": "ready", "in_order": False}, 32),
+        (Shards(512, 32), {"sampler": Whole(512, 32)}, 32),
+        (Shards(512, 8), {"sampler": Whole(512, 8, within=True)}, 128),
+        (Shards(1024, 128), {}, 1024 // 32 - 4),  # fewer than batches
+        (Shards(1024, 128), {"sampler": Whole(1024, 128)}, 1024 // 32 - 4),
+        (Declared(512, 8), {}, 128), (Declared(512, 32), {}, 32),
+        (Declared(512, 64), {}, 512 // 32 - 1), (declared_in_parts(), {}, 32),
+        # by chance a quarter of the samples are made where they were before: 72 and 54 miss then
+        (Keeps(128), {"batch_size": 16, "persistent_workers": True}, 56),
+        (Keeps(128), {"batch_size": 16, "shuffle": True, "persistent_workers": True}, 56),
+    ])  # fmt: skip
+    def test_openings_are_few(self, data: Any, options: dict[str, Any], most: int) -> None:
+        loader = make(data, **options)
+        declared = type(data) in (Declared, Subset)
+        for _ in range(0 if declared else 2 if type(data) is Keeps else 1):
+            openings(loader)  # these epochs show it
+        few((openings(loader) for _ in range(3)), most)
+        if type(data) is Shards:
+            assert near(loader) is True
+            place, slow = loader.stats()["locality"], loader.stats()["cost"]["slow"]
+            assert place["opening"] > place["each"] > 0 and 1 < place["group"] < 2 * data.group
+            assert slow is None or slow > place["opening"], "opening a group is nothing slow"
 
 
 class TestNothingToGain:
@@ -229,22 +201,6 @@ class TestNothingToGain:
             if near(loader) is False and not loader._iterator._engine.progress()["together"]:
                 return
         raise AssertionError("batches are made by single workers for ever")
-
-
-class TestDeclared:
-    """``locality_key``: the dataset says where groups begin."""
-
-    @pytest.mark.parametrize("group", [8, 32, 64])
-    def test_the_first_epoch_knows(self, group: int) -> None:
-        """Groups longer than batches are split, too, to keep all workers busy, but not at
-        each batch, as with torch's cut."""
-        most = 512 // group * 2 if group <= 32 else 512 // 32 - 1
-        few((openings(make(Declared(512, group))) for _ in range(3)), most)
-
-    def test_through_subset_and_concat(self) -> None:
-        parts = ConcatDataset([Declared(128, 16), Subset(Declared(256, 16), range(128, 256))])
-        few((openings(make(Subset(parts, range(256)))) for _ in range(3)), 16 * 2)
-        assert indices_of(make(Subset(parts, range(256)))) == list(range(256))
 
 
 class TestKeys:
