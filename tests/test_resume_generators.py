@@ -156,46 +156,6 @@ def test_large_dataset_is_not_searched() -> None:
     assert [role for role in state["generators"] if role.startswith("dataset")] == ["dataset.rng"]
 
 
-@pytest.mark.parametrize("where", ["dataset", "collate_fn"])
-def test_interrupted_batch_of_a_stream_comes_again(where: str) -> None:
-    fired = []
-
-    def fire(here: str) -> None:
-        if here == where and not fired:
-            fired.append(True)
-            raise KeyboardInterrupt
-
-    def collate(batch: list[int]) -> list[int]:
-        if 8 in batch:
-            fire("collate_fn")
-        return batch
-
-    class Counts(IterableDataset):
-        def __iter__(self) -> Any:
-            for i in range(24):
-                if i == 9:
-                    fire("dataset")
-                yield i
-
-    def make() -> Any:
-        return minato.DataLoader(Counts(), batch_size=4, collate_fn=collate)
-
-    loader = make()
-    iterator = iter(loader)
-    assert [next(iterator), next(iterator)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    stopped, again = through_json(loader.state_dict()), make()
-    again.load_state_dict(stopped)
-    assert next(iter(again)) == [8, 9, 10, 11]  # the interrupted batch was not skipped
-    if where == "dataset":  # its generator has ended
-        return
-    assert next(iterator) == [12, 13, 14, 15]
-    again = make()
-    again.load_state_dict(through_json(loader.state_dict()))
-    assert list(again) == [[16, 17, 18, 19], [20, 21, 22, 23]]
-
-
 # ---- the loader's generator and the samplers' ------------------------------------------------
 
 
