@@ -18,6 +18,7 @@ from minato.iterators.across_iterators import memo_of
 from minato.iterators.window import Window, may_look_ahead
 from minato.options import Options
 
+from . import parts
 from .parts import Engine, Loader, costs_known, planner_of, position_of
 
 #: the folder of minato's Python code
@@ -203,28 +204,6 @@ def test_planned_batches_are_planned_again_whole() -> None:
     assert engine.plans[-1].whole and engine.plans[-1].number == 4  # and those after them
 
 
-@pytest.mark.parametrize("after", range(4))
-def test_interrupted_replanning_continues_at_next_call(after: int) -> None:
-    planner = planner_of(Loader(20), engine := Engine())
-    usual, used = engine.plan, []
-
-    def plan(*told: Any) -> int | None:
-        if len(engine.plans) == after:
-            raise KeyboardInterrupt
-        used.append(told[0])
-        return usual(*told)
-
-    planner.plan_whole()
-    engine.plan = plan  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        planner.plan_again()
-    assert planner.must_plan_again and list(planner.planned) == [0, 1, 2, 3]
-    engine.plan = usual  # type: ignore[method-assign]
-    planner.plan_again()
-    assert indices(engine) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert not {plan.epoch for plan in engine.plans} & set(used)  # it would say it has them
-
-
 def test_batch_unrecorded_after_interrupt_is_not_lost() -> None:
     """When the last batch is offered again, the engine recognises it."""
     planner = planner_of(Loader(20), engine := Engine())
@@ -248,12 +227,12 @@ def test_batch_unrecorded_after_interrupt_is_not_lost() -> None:
 
 @contextlib.contextmanager
 def interrupt_at(call: int) -> Iterator[list[int]]:
-    """Interrupts at the start of that function call of minato's, as Python delivers signals
-    there. Yields the number of calls so far."""
+    """Interrupts at the start of that function call of minato's or of the engine's, as Python
+    delivers signals there. Yields the number of calls so far."""
     calls, before = [0], sys.gettrace()
 
     def look(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+        if event == "call" and frame.f_code.co_filename.startswith((OURS, parts.__file__)):
             calls[0] += 1
             if calls[0] == call:
                 raise KeyboardInterrupt
@@ -266,16 +245,22 @@ def interrupt_at(call: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("when", ["planned", "planned, before all again", "planned again"])
 @pytest.mark.parametrize("options", [{}, {"on_error": "replace"}], ids=str)
-def test_an_interrupt_at_any_call_plans_nothing_twice(options: Any, again: bool) -> None:
+def test_an_interrupt_at_any_call_plans_nothing_twice(options: Any, when: str) -> None:
     for call in range(1, 1000):
         planner = planner_of(Loader(60, **options), engine := Engine())
         planner.window.size = lambda: 8  # type: ignore[method-assign]
-        with interrupt_at(call) as calls:
-            planner.fill()
+        again = when == "planned again"
         if again:
+            planner.fill()
             planner.plan_whole()
+        with interrupt_at(call) as calls:
+            (planner.plan_again if again else planner.fill)()
+        assert planner.must_plan_again is (again and calls[0] >= call)
+        if when == "planned, before all again":
+            planner.plan_whole()
+        if when != "planned":
             planner.plan_again()
         planner.fill()
         assert [batch.number for batch in planner.planned.values()] == [*range(8)]
@@ -285,7 +270,7 @@ def test_an_interrupt_at_any_call_plans_nothing_twice(options: Any, again: bool)
         assert list(planner.planned) == [plan.sequence for plan in engine.plans]
         if calls[0] < call:
             break
-    assert 20 < call < 1000
+    assert (4 if again else 20) < call < 1000
 
 
 @pytest.mark.parametrize("received", [0, 1, 2])
