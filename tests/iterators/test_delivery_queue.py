@@ -8,23 +8,21 @@ from typing import Any
 
 import pytest
 
-from minato.iterators.receiver import SHORT_STEP_NS, DeliveryQueue
+from minato.iterators.receiver import DeliveryQueue
 
 from .parts import Engine
 
 
 class Numbers:
-    """Numbers that are complete up to `done`; some cannot be received."""
+    """Numbers that are complete up to `done`."""
 
-    def __init__(self, done: int, wrong: int = -1) -> None:
-        self.done, self.wrong, self.at = done, wrong, 0
+    def __init__(self, done: int) -> None:
+        self.done, self.at = done, 0
 
     def receive(self, wait: bool = True) -> tuple[str, Any] | None:
         if not wait and self.at >= self.done:
             return None
         self.at += 1
-        if self.at - 1 == self.wrong:
-            raise ValueError("wrong")
         return f"batch {self.at - 1}", self.at - 1
 
     def more(self) -> bool:
@@ -34,9 +32,9 @@ class Numbers:
         return what
 
 
-def delivery_queue_of(receiver: Any, most: int = 4, living: bool = True) -> DeliveryQueue:
-    supervisor: Any = SimpleNamespace(trace=None, timeout=0, living=lambda: living)
-    at_a_time: Any = SimpleNamespace(most=lambda: most)
+def delivery_queue_of(receiver: Any) -> DeliveryQueue:
+    supervisor: Any = SimpleNamespace(trace=None, timeout=0, living=lambda: True)
+    at_a_time: Any = SimpleNamespace(most=lambda: 4)
     engine: Any = Engine()
     return DeliveryQueue(engine, supervisor, receiver, deque(), at_a_time)
 
@@ -79,23 +77,3 @@ def test_batch_lost_to_interrupt_is_not_held() -> None:
     delivery_queue.entries.append(["batch 0", 0])
     delivery_queue.next()
     assert engine.waits_ended == [False, True] and engine.waits_held == [False, False]
-
-
-@pytest.mark.parametrize("step", [0, SHORT_STEP_NS])
-def test_long_or_unknown_steps_receive_single_batches(step: int) -> None:
-    delivery_queue = delivery_queue_of(receiver := Numbers(done=100))
-    delivery_queue.engine.wait_begins = lambda: step  # type: ignore[method-assign]
-    delivery_queue.next()
-    assert receiver.at == 1
-
-
-def test_stopped_supervisor_receives_single_batches() -> None:
-    delivery_queue = delivery_queue_of(receiver := Numbers(done=100), living=False)
-    assert delivery_queue.next() == ("batch 0", 0) and receiver.at == 1
-
-
-def test_need_nothing_counts_plain_batches() -> None:
-    delivery_queue = delivery_queue_of(Numbers(done=100, wrong=3))
-    delivery_queue.next()
-    assert len(delivery_queue.entries) == 3
-    assert delivery_queue.need_nothing(10) == 2 and delivery_queue.need_nothing(1) == 1

@@ -64,14 +64,6 @@ def never() -> bool:
     return False
 
 
-def test_workers_live_from_start_to_stop() -> None:
-    supervisor = supervisor_of(pool := Pool())
-    assert supervisor.living() and supervisor.bounds == (2, 2, 2)
-    for _ in range(2):
-        supervisor.stop()
-    assert pool.done == ["start", "stop"] and not supervisor.living()
-
-
 def test_failed_start_stops_the_pool() -> None:
     loader: Any = Loader(20)
     supervisor = Supervisor(loader, Options.of(loader), position_of(loader), balanced=True)
@@ -94,18 +86,6 @@ def test_failing_dependents_do_not_keep_workers() -> None:
     with pytest.raises(ZeroDivisionError):
         supervisor.stop()
     assert pool.done[-1] == "stop"
-
-
-def test_other_workers_take_over_after_death() -> None:
-    supervisor_of(Pool(deaths=1, pid=5, status=-9)).check(never)
-
-
-@pytest.mark.parametrize("balanced, live", [(True, 0), (False, 1)])
-def test_death_without_remaining_workers_raises(balanced: bool, live: int) -> None:
-    supervisor = supervisor_of(Pool(deaths=1, live=live, pid=5, status=-9), balanced)
-    supervisor.check(lambda: True)  # the awaited result is there
-    with pytest.raises(WorkerLost, match=r"\(pid 5\) is killed by signal: Killed"):
-        supervisor.check(never)
 
 
 def test_failed_replacement_is_reported_once() -> None:
