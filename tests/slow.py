@@ -21,8 +21,6 @@ SLOW: dict[str, str] = {
     # judged by measured time, so an idle machine is needed
     "tests/observe/test_advice.py":
         "tests/observe/test_verdict.py, with statistics made up; test_verdict_is_given_facts_of_the_run.",
-    "tests/observe/test_metrics.py::test_scrape_takes_less_than_a_millisecond":
-        "the other tests of the same text.",
     "tests/observe/test_ranks.py::test_planted_rank_and_samples_come_first":
         "test_held_time_is_the_wait_beyond_the_second.",
     "tests/iterators/test_locality.py::TestGroups":
@@ -42,8 +40,6 @@ SLOW: dict[str, str] = {
     "tests/workers/test_worker_numbers.py::test_a_slow_consumer_gets_fewer_workers":
         "tests/policy/test_autoscale.py.",
     "tests/workers/test_worker_numbers.py::test_computing_samples_get_no_more_workers_than_cores":
-        "tests/policy/test_autoscale.py.",
-    "tests/workers/test_worker_numbers.py::test_memory_limit_stops_adding_workers":
         "tests/policy/test_autoscale.py.",
     "tests/workers/test_worker_numbers.py::test_decisions_are_ordered_and_consistent":
         "tests/policy/test_autoscale.py.",
@@ -293,20 +289,15 @@ SLOW: dict[str, str] = {
         "the same with three ranks.",
     "tests/integrations/test_ranks.py::test_lightning_resumes_each_ranks_own_stream":
         "test_lightning_resumes_each_rank_exactly; make libraries runs it.",
-    "tests/analyze/test_programs.py::test_a_long_step_is_the_limit": "tests/analyze/test_limits.py.",
-    "tests/analyze/test_programs.py::test_one_lock_of_all_workers_is_named":
-        "tests/analyze/test_limits.py; test_reads_that_wait_are_named_storage.",
     "tests/analyze/test_programs.py::test_stop_ends_the_program_after_the_watch":
         "test_an_interrupt_leaves_nothing.",
     "tests/analyze/test_programs.py::test_a_folder_of_files_is_studied[sounds":
         "a folder of volumes; test_sounds_of_all_widths_are_decoded.",
     "tests/analyze/test_programs.py::test_torchrun_studies_local_rank_zero": "studies of one process.",
     "tests/analyze/test_programs.py::test_a_sample_that_hangs_is_named": "studies of samples that end.",
-    "tests/analyze/test_programs.py::test_three_samples_are_enough_for_an_answer": "studies of 24 samples.",
     "tests/analyze/test_programs.py::test_first_line_watches_where_path_is_ignored":
         "test_python_that_ignores_its_path_is_named.",
     "tests/analyze/test_programs.py::test_a_shell_script_is_followed": "studies of a program.",
-    "tests/analyze/test_programs.py::test_a_kill_leaves_nothing": "test_a_kill_while_paused_leaves_nothing.",
     "tests/test_c_primitives.py::test_release_build_has_no_test_hooks":
         "make build compiles the same without asserts.",
     "tests/test_docs.py::test_programs_of_a_page[analyze.md]": "other pages; tests/analyze.",

@@ -55,31 +55,6 @@ def test_minatos_loader_is_studied_as_minatos(tmp_path: Path) -> None:
     assert {r["loader"] for r in found["rates"]} >= {"torch", "minato"}
 
 
-def test_one_lock_of_all_workers_is_named(tmp_path: Path) -> None:
-    done, found = study(tmp_path, """
-        import multiprocessing, time, torch
-        from torch.utils.data import DataLoader, Dataset
-
-        class Samples(Dataset):
-            def __init__(self):
-                self.tables = multiprocessing.Lock()
-            def __len__(self):
-                return 64
-            def tokenize(self, index):
-                with self.tables:
-                    time.sleep(0.01)
-                return torch.tensor(index)
-            def __getitem__(self, index):
-                return self.tokenize(index)
-
-        for _ in range(3):
-            for batch in DataLoader(Samples(), 4, num_workers=2):
-                pass
-        """, "--budget", "8s")  # fmt: skip
-    assert found["limit"]["kind"] == "lock", done.stdout
-    assert "tokenize()" in found["limit"]["line"] and "dataset.tables" in found["limit"]["line"]
-
-
 def test_reads_that_wait_are_named_storage(tmp_path: Path) -> None:
     done, found = study(tmp_path, """
         import pathlib, time, torch
@@ -103,15 +78,6 @@ def test_reads_that_wait_are_named_storage(tmp_path: Path) -> None:
         """)  # fmt: skip
     assert found["limit"]["kind"] == "storage" and "load()" in found["limit"]["line"], done.stdout
     assert found["work"]["files"] == [str(tmp_path / "data")]
-
-
-def test_a_long_step_is_the_limit(tmp_path: Path) -> None:
-    done, found = study(tmp_path, SLEEPS.replace("0.002", "0") + """
-for batch in DataLoader(list(range(80)), 2, num_workers=1):
-    time.sleep(0.25)
-""")  # fmt: skip
-    assert found["limit"]["kind"] in ("step", "nothing"), done.stdout
-    assert "program waits for data" in done.stdout.splitlines()[0]
 
 
 @pytest.mark.parametrize("package", ["torch.utils.data", "minato"])
@@ -283,12 +249,6 @@ def test_a_dataset_with_a_manager_is_told_so(options: tuple[str, ...], tmp_path:
     assert "message to its process" in done.stdout and "factory" not in done.stdout and "--pause studies" not in done.stdout
 
 
-def test_three_samples_are_enough_for_an_answer(tmp_path: Path) -> None:
-    text = SLEEPS.replace("return 24", "return 3")
-    done, found = study(tmp_path, text + "main(epochs=12, num_workers=1)")
-    assert done.returncode == 0 and len(set(found["work"]["indices"])) == 3
-
-
 def test_a_sample_that_hangs_is_named(tmp_path: Path) -> None:
     text = SLEEPS.replace("time.sleep(0.002)", "time.sleep(1000 if DONE and index == 5 else 0.002)")
     text = "import os\nDONE = False\n" + text + (
@@ -347,13 +307,6 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=100)
     assert running.returncode in (3, 130)
-    assert gone(token) == []
-
-
-def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
-    running, token = begun(tmp_path)
-    running.kill()
-    running.communicate(timeout=100)
     assert gone(token) == []
 
 

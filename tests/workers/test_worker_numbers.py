@@ -167,12 +167,6 @@ class Burning(Sleeping):
         return index
 
 
-class Large(Sleeping):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.seconds)
-        return torch.zeros(1 << 20, dtype=torch.uint8)
-
-
 def epochs_until(loader: Any, true: Callable[[list[dict[str, Any]]], bool], pause: float = 0) -> Any:
     """Epochs, with a consumer that takes so long for a batch, until the decisions are such."""
     deadline = time.monotonic() + DEADLINE_S
@@ -229,14 +223,6 @@ def test_computing_samples_get_no_more_workers_than_cores(one_core: None) -> Non
     busy = [d for d in log if "the cores are busy" in d["why"]]
     assert all(d["to"] == d["from"] and d["occupancy"] <= 0.25 for d in busy)
     assert active(loader) <= 2
-
-
-def test_memory_limit_stops_adding_workers() -> None:
-    """Memory for two batches: a third worker has nothing to do."""
-    loader = minato.DataLoader(Large(400, 0.002), 4, num_workers=3, autoscale=(1, 12),
-                               persistent_workers=True, memory_limit="8MiB")  # fmt: skip
-    log = epochs_until(loader, lambda log: says("no task waits")(log) or says("raise the rate")(log))
-    assert active(loader) < 12 and max(d["to"] for d in log) < 12
 
 
 def test_decisions_are_ordered_and_consistent() -> None:
