@@ -94,15 +94,6 @@ rates_strategy = st.builds(Rates, period=st.integers(1, 500), consumer=st.intege
                            starved_below=st.integers(0, 4), workers=st.integers(1, 16))
 
 
-@given(costs, st.integers(1, 5), rates_strategy, st.booleans())
-def test_every_task_once(values, batch, rates, close):
-    tasks = tasks_of(values, batch)
-    rates = rates._replace(starved_below=max(1, rates.starved_below))
-    out = drain(dispatch(tasks, rates, close))
-    assert sorted(c.position for c in out) == [t.position for t in tasks]
-    assert {c[:3] for c in out} == set(tasks)
-
-
 @given(st.integers(1, 60), st.integers(0, 2000), st.integers(1, 5), rates_strategy,
        st.booleans(), st.randoms(use_true_random=False))
 def test_equal_costs_keep_the_samplers_order(n, cost, batch, rates, close, rng):
@@ -144,6 +135,7 @@ def test_order_does_not_depend_on_insertion(values, batch, rates, rng):
     shuffled = list(tasks)
     rng.shuffle(shuffled)
     first = [c.position for c in drain(dispatch(tasks, rates, True))]
+    assert sorted(first) == [t.position for t in tasks]
     assert [c.position for c in drain(dispatch(shuffled, rates, True))] == first
 
 
@@ -360,14 +352,6 @@ def test_dropped_batches_leave_no_trace(values, batch, rates, close, gone):
     fresh = dispatch(left, rates, close, capacity=len(tasks))
     assert [c[:-1] for c in drain(d)] == [c[:-1] for c in drain(fresh)]
     assert all(d.insert(*t) for t in tasks)  # the room is free again
-
-
-def test_clear_forgets_everything():
-    d = dispatch(tasks_of([5] * 7, 2), close=True)
-    d.clear()
-    assert len(d) == 0 and d.work == 0 and d.first() is None and d.peek(0, 0) is None
-    assert all(d.insert(p, p, 1) for p in range(7))
-    assert not d.insert(7, 7, 1)
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 0, 0, 1, 0, 1), (1, 0, 0, 0, 1, 0, 1),
