@@ -9,7 +9,6 @@ not recorded, because it lasts only until the next iterator.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,41 +25,22 @@ def _is_loaders_own(kind: type) -> bool:
     return kind is torch.utils.data.DataLoader or kind.__module__ == _MODULE
 
 
-def has_default(kind: type, name: str) -> bool:
-    """Whether a class derives from torch's or minato's, and that has the option."""
-    return any(name in vars(one) and _is_loaders_own(one) for one in kind.__mro__)
-
-
 def default(kind: type, name: str) -> Any:
-    """An option's default for loaders of this class."""
+    """An option's default for loaders of this class. Raises StopIteration for a class that has none."""
     return next(vars(one)[name] for one in kind.__mro__ if name in vars(one) and _is_loaders_own(one))
 
 
-def option_values(loader: Any, names: Iterable[str]) -> dict[str, Any]:
-    """minato's options of a loader, by name: the value that the program has set, else the
+def option(loader: Any, name: str) -> Any:
+    """One of minato's options of a loader: the value that the program has set, else the
     constructor's argument, else the default."""
     own, kind = getattr(loader, "__dict__", {}), type(loader)
-    known = own.get(RECORD, {})
-    first = own if _is_loaders_own(kind) else known
-    found = {}
-    for name in names:
-        if name in first:
-            found[name] = first[name]
-        else:
-            found[name] = known[name] if name in known else _else_of(loader, kind, name)
-    return found
-
-
-def option(loader: Any, name: str) -> Any:
-    """One of minato's options of a loader."""
-    own = getattr(loader, "__dict__", {})
-    if name in own and _is_loaders_own(type(loader)):
-        return own[name]
-    return option_values(loader, (name,))[name]
-
-
-def _else_of(loader: Any, kind: type, name: str) -> Any:
-    return default(kind, name) if has_default(kind, name) else getattr(loader, name)
+    for values in (own if _is_loaders_own(kind) else {}, own.get(RECORD, {})):
+        if name in values:
+            return values[name]
+    try:
+        return default(kind, name)
+    except StopIteration:
+        return getattr(loader, name)
 
 
 def record(loader: Any, options: dict[str, Any]) -> None:

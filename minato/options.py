@@ -26,7 +26,7 @@ from ._system import fair_memory
 from .cache.cache import Cache
 from .device.provider import target
 from .errors import native_impossible_message, program_level, thread_impossible_message
-from .option_values import default, option, option_values, record
+from .option_values import default, option, record
 from .text import parse_bytes
 from .typing import State
 
@@ -51,6 +51,18 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: options that are numbers
 _NUMBERS = ("seed_rank", "memory_limit", "cache", "max_retries", "straggler_threshold", "max_errors",
             "sample_timeout")  # fmt: skip
+
+#: options that only balanced scheduling supports, with their values that ask for nothing
+_BALANCED: dict[str, tuple[Any, ...]] = {
+    "seed_per_sample": (None, False), "seed_rank": (None,), "max_retries": (0, 1), "autoscale": (None,),
+    "straggler_threshold": (None, "auto"), "prefetch_next_epoch": (False,), "sample_timeout": (None,),
+    "cache_reorder": (False,),
+}  # fmt: skip
+#: the same of options that all of minato's workers support
+_ANY: dict[str, tuple[Any, ...]] = {
+    "memory_limit": (None,), "device": (None,), "on_error": ("raise",), "batching": ("sampler",),
+    "cache": (None,), "remote": (None,),
+}  # fmt: skip
 
 
 def _of_environment(scheduling: Any) -> str:
@@ -162,7 +174,7 @@ class Options:
     @classmethod
     def of(cls, loader: Any) -> Options:
         """The options of a loader, from its current attributes."""
-        return cls(**option_values(loader, cls.__dataclass_fields__))
+        return cls(**{name: option(loader, name) for name in cls.__dataclass_fields__})
 
     def put(self, loader: Any) -> None:
         """Stores the options in a loader."""
@@ -371,44 +383,21 @@ class Options:
         """Complains about options when torch's workers serve for another reason than the loader's
         arguments: ValueError if its batches would differ, a warning if an option has no effect."""
         why = f"because torch's own workers serve this loader: {reason}"
-        ignored = self._asked_of_any() + self._asked_of_balanced()
+        ignored = self._asked(_ANY) + self._asked(_BALANCED)
         if "on_error" in ignored:
             raise ValueError(f"on_error={self.on_error!r} has no effect {why}. Leave it out.")
         if ignored := [name for name in ignored if name != "device"]:  # here it copies nothing
             warnings.warn(f"{', '.join(ignored)}: no effect {why}", stacklevel=program_level())
 
-    def _asked_of_balanced(self) -> list[str]:
-        """Options in use that only balanced scheduling supports."""
-        threshold = self.straggler_threshold
-        asked = {
-            "seed_per_sample": self.seed_per_sample,
-            "seed_rank": self.seed_rank is not None,
-            "max_retries": self.max_retries > 1,
-            "autoscale": self.autoscale,
-            "straggler_threshold": threshold is not None and threshold != "auto",
-            "prefetch_next_epoch": self.prefetch_next_epoch,
-            "sample_timeout": self.sample_timeout is not None,
-            "cache_reorder": self.cache_reorder,
-        }
-        return [name for name in asked if asked[name]]
-
-    def _asked_of_any(self) -> list[str]:
-        """Options in use that all of minato's workers support."""
-        asked = {
-            "memory_limit": self.memory_limit is not None,
-            "device": self.device is not None,
-            "on_error": self.on_error != "raise",
-            "batching": self.batching == "ready",
-            "cache": self.cache is not None,
-            "remote": self.remote is not None,
-        }
-        return [name for name in asked if asked[name]]
+    def _asked(self, unused: dict[str, tuple[Any, ...]]) -> list[str]:
+        """Options in use, of those of _BALANCED or _ANY."""
+        return [name for name, values in unused.items() if getattr(self, name) not in values]
 
     def _check_ignored(self, loader: Any) -> None:
-        ignored, bounds = self._asked_of_balanced(), self.autoscale or (0, 0)
+        ignored, bounds = self._asked(_BALANCED), self.autoscale or (0, 0)
         if (reason := asks_for_torchs_workers(loader)) is not None:
             why = f"because torch's own workers serve this loader: {reason}"
-            ignored += self._asked_of_any()
+            ignored += self._asked(_ANY)
         elif loader._dataset_kind == _DatasetKind.Iterable:
             why = (
                 "for an iterable dataset: each worker iterates over its own copy, with its own "
