@@ -609,7 +609,7 @@ class Depends:
         cls = type(value)
         self.mutable = True
         if isinstance(value, SharedMemory):
-            return self._unknown(value, where, None)
+            return self._refuse(value, where, "it pickles its name alone")
         if cls.__module__.startswith("h5py.") and hasattr(value, "file"):
             return [str(value.name).encode(), *self._path(os.fsdecode(value.file.filename))]
         if cls in (operator.attrgetter, operator.methodcaller):
@@ -723,19 +723,20 @@ class Depends:
 
     def _unknown(self, value: Any, where: str, error: BaseException | None) -> list[bytes]:
         """An object that does not show its state: as pickled, with the source of the program."""
-        cls = type(value)
         try:
-            if isinstance(value, SharedMemory):
-                raise TypeError("it pickles its name alone")
             found = [pickle.dumps(value, 4)]
         except Exception as failed:
-            refused = self._refused(value, where, str(error or failed))
-            if not self._answered:
-                raise refused from None
-            self.uncompared = self.uncompared or str(refused)
-            found = self._opaque(value, where)
-        self.reach_all(f"{where} is of the type {cls.__module__}.{cls.__qualname__}")
+            return self._refuse(value, where, str(error or failed))
+        self.reach_all(f"{where} is of the type {type(value).__module__}.{type(value).__qualname__}")
         return found
+
+    def _refuse(self, value: Any, where: str, why: str) -> list[bytes]:
+        refused = self._refused(value, where, why)
+        if not self._answered:
+            raise refused from None
+        self.uncompared = self.uncompared or str(refused)
+        self.reach_all(f"{where} is of the type {type(value).__module__}.{type(value).__qualname__}")
+        return self._opaque(value, where)
 
     @staticmethod
     def _refused(value: Any, where: str, why: str) -> Unknown:
