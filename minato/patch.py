@@ -7,7 +7,6 @@ import inspect
 import os
 import threading
 from dataclasses import fields
-from types import TracebackType
 from typing import Any
 
 from ._dynamo import eager
@@ -88,12 +87,7 @@ class Patch:
     def __enter__(self) -> Patch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.undo()
 
 
