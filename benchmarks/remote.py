@@ -115,11 +115,11 @@ def rates(nodes: int, count: int, others: bool) -> dict[str, Any]:
 
 
 def daemons() -> float:
-    """CPU seconds of Ray's daemons so far."""
+    """CPU seconds of the cluster's daemons so far."""
     total = 0.0
-    for process in psutil.process_iter(["name"]):
-        if process.info["name"] in ("raylet", "gcs_server"):
-            with contextlib.suppress(psutil.Error):
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name() in ("raylet", "gcs_server"):
                 times = process.cpu_times()
                 total += times.user + times.system
     return total

@@ -18,7 +18,7 @@ from pathlib import Path
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
-def await_file(path: Path, gone: bool = False, seconds: float = 100) -> None:
+def await_file(path: Path, gone: bool = False, seconds: float = 250) -> None:
     """Waits until a file is there, or is gone."""
     end = time.monotonic() + seconds
     while path.exists() == gone:
@@ -29,6 +29,7 @@ def await_file(path: Path, gone: bool = False, seconds: float = 100) -> None:
 def started(folder: Path) -> str:
     """Starts a cluster; returns its address. It ends with ``stopped(folder)``."""
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder), "PYTHONWARNINGS": "ignore"}
+    environment["RAY_worker_niceness"] = "0"  # not 15: other tests keep the cores busy
     tests = Path(__file__).parent
     environment["PYTHONPATH"] = os.pathsep.join([str(tests.parent), str(tests)])
     command = ["setsid", "--fork", sys.executable, __file__, str(folder), str(os.getpid())]
@@ -42,6 +43,29 @@ def stopped(folder: Path) -> None:
     """Ends the cluster and removes the folder."""
     (folder / "stop").touch()
     await_file(folder, gone=True)
+
+
+def actors(folder: Path) -> list[int]:
+    """Process ids of the actors of this cluster; of others the machine may have more."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if (path.parent / "cmdline").read_bytes().startswith(b"ray::Actor"):
+                parent = path.read_text().rpartition(")")[2].split()[1]
+                if os.fsencode(folder) in Path("/proc", parent, "cmdline").read_bytes():  # its raylet
+                    found.append(int(path.parent.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def await_actors(folder: Path, number: int, seconds: float = 60) -> list[int]:
+    """Waits until as many actors live; returns their process ids."""
+    end = time.monotonic() + seconds
+    while len(found := actors(folder)) != number:
+        assert time.monotonic() < end, (found, number)
+        time.sleep(0.05)
+    return found
 
 
 def _serve(folder: Path, asked_by: int) -> None:

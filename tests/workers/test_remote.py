@@ -183,28 +183,8 @@ def test_error_of_a_sample_names_sample_and_node() -> None:
     assert "sample index 11, position 3 of batch 1" in "".join(caught.value.__notes__)
 
 
-def _pids() -> list[int]:
-    """Process ids of the actors that live."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(b"ray::Actor"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def _await_pids(number: int, seconds: float = 60) -> list[int]:
-    end = time.monotonic() + seconds
-    while len(found := _pids()) != number:
-        assert time.monotonic() < end, (found, number)
-        time.sleep(0.05)
-    return found
-
-
 @pytest.mark.parametrize("kills", [20, pytest.param(300, marks=pytest.mark.limit(3600))])
-def test_batches_are_equal_when_actors_are_killed(kills: int) -> None:
+def test_batches_are_equal_when_actors_are_killed(kills: int, cluster: Path) -> None:
     chosen, killed = random.Random(1), 0
     data = loader(Drawing(sleeps=0.01), remote=actors_of(), max_retries=100, persistent_workers=True)
     epochs = []
@@ -212,7 +192,7 @@ def test_batches_are_equal_when_actors_are_killed(kills: int) -> None:
         epochs.append([])
         for batch in data:
             epochs[-1].append(plain(batch))
-            if known := _pids():
+            if known := ray_cluster.actors(cluster):
                 with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
                     os.kill(chosen.choice(known), signal.SIGKILL)
                     killed += 1
@@ -242,21 +222,23 @@ def test_node_that_dies_loses_no_sample(cluster: Path) -> None:
     data = loader(Drawing(sleeps=0.05), remote=spread, max_retries=9, batch_size=4)
     iterator = iter(data)
     got = [next(iterator)]
-    _await_pids(3)
+    ray_cluster.await_actors(cluster, 3)
     (cluster / "kill").touch()
     got += iterator
     ray_cluster.await_file(cluster / "kill", gone=True)
     assert plain(got) == expected
 
 
-def test_no_room_has_samples_made_on_the_trainers_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_has_samples_made_on_the_trainers_node(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(actors, "ALONE", 0.5)
     expected = plain(list(loader(num_workers=1)))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         iterator = iter(loader(Drawing(sleeps=0.05), remote=actors_of(cpus=50), max_retries=9))
         got = [next(iterator)]
-        (helper,) = _pids()
+        (helper,) = ray_cluster.actors(cluster)
         os.kill(helper, signal.SIGKILL)  # its successor needs no room either
         got += iterator
     assert plain(got) == expected
@@ -305,13 +287,13 @@ class SlowAtLast(Drawing):
         return super().__getitem__(index)
 
 
-def test_timeout_names_the_node_that_is_late() -> None:
+def test_timeout_names_the_node_that_is_late(cluster: Path) -> None:
     batches = iter(loader(SlowAtLast(), remote=actors_of(), timeout=20, shuffle=False))
     next(batches)  # the actors are there
     with pytest.raises(RuntimeError, match=r"(?s)timed out after 20 seconds.*Ray actor \d on node"):
         list(batches)
     del batches
-    _await_pids(0)
+    ray_cluster.await_actors(cluster, 0)
 
 
 def test_timeout_before_any_actor_says_so() -> None:
@@ -330,11 +312,11 @@ def test_worker_init_fn_runs_in_each_actor() -> None:
         assert set(batch["numbers"][2].tolist()) == {1000}
 
 
-def test_abandoned_iterator_ends_its_actors() -> None:
+def test_abandoned_iterator_ends_its_actors(cluster: Path) -> None:
     iterator = iter(loader(remote=actors_of()))
     next(iterator)
     del iterator
-    _await_pids(0)
+    ray_cluster.await_actors(cluster, 0)
 
 
 PROGRAM = """
@@ -368,7 +350,7 @@ def test_program_ends_at_once_and_its_actors_too(number: int | None, cluster: Pa
     assert time.monotonic() - began < 20
     assert (process.returncode == 0) == (number is None), rest
     assert "Fatal Python error" not in rest
-    _await_pids(0)
+    ray_cluster.await_actors(cluster, 0)
 
 
 def test_check_determinism_compares_nodes() -> None:
