@@ -17,6 +17,10 @@ SAME_WHEN_STATIC = re.compile(
     r"|iterable|leaks|memory|pickling|pinning|pinning_ahead|threads|transport|uncollatable)"
     r"\.py::\w+\[(.*-)?minato-static\b"
 )
+#: Pairs of ranks with 4 or 6 of them; make test runs those with 1, 2, 3 and 8.
+MORE_RANKS = re.compile(
+    r"tests/test_resume_elastic\.py::test_(kept_global_batch|elastic_resume_loses)\w+\[([1-8]-)?[46][-\]]"
+)
 SLOW: dict[str, str] = {
     # judged by measured time, so an idle machine is needed
     "tests/observe/test_advice.py":
@@ -104,6 +108,10 @@ SLOW: dict[str, str] = {
         "other kinds; tests/policy/test_memory.py.",
     "tests/workers/test_remote.py::test_batches_are_equal_when_actors_are_killed[300]": "the same with 20 kills.",
     "tests/test_resume_elastic.py::test_elastic_resume_with_killed_workers[2-3":
+        "the same from four ranks to one.",
+    "tests/test_resume_elastic.py::test_elastic_resume_with_killed_workers[1-4":
+        "the same from four ranks to one.",
+    "tests/test_resume_elastic.py::test_elastic_resume_with_killed_workers[3-2":
         "the same from four ranks to one.",
     "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[balanced-spawn":
         "the same under fork.",
@@ -416,4 +424,5 @@ SLOW: dict[str, str] = {
 
 
 def is_slow(test_id: str) -> bool:
-    return SAME_WHEN_STATIC.match(test_id) is not None or test_id.startswith(tuple(SLOW))
+    many = SAME_WHEN_STATIC, MORE_RANKS
+    return any(one.match(test_id) for one in many) or test_id.startswith(tuple(SLOW))

@@ -20,7 +20,7 @@ import minato
 from minato import ElasticSampler
 
 LENGTH, GLOBAL = 431, 24
-WORLDS = [1, 2, 3, 8]
+WORLDS = [1, 2, 3, 4, 6, 8]
 PAIRS = [(a, b) for a in WORLDS for b in WORLDS]
 ROOT = Path(__file__).parents[1]
 
@@ -435,7 +435,7 @@ class Deadly(Draws):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("old, new", [(2, 3), (4, 1)])
+@pytest.mark.parametrize("old, new", [(2, 3), (4, 1), (1, 4), (3, 2)])
 def test_elastic_resume_with_killed_workers(old: int, new: int, tmp_path: Path) -> None:
     dataset = Deadly(tmp_path, 8)
 
