@@ -41,11 +41,12 @@ from .process import seed_of_all, seed_torch
 from .runner import Runner
 from .threads import PythonPool, stop_all
 
-#: seconds without any actor, after which one is started on the trainer's node that needs no CPU
+#: seconds without any actor, after which one is started on the trainer's node that needs no CPU.
+#: Threads of the trainer could not seed its generators for a sample, and Ray ends a trainer whose own
+#: node is lost. So wherever training can go on, this one can be placed.
 ALONE = 60.0
-#: seconds that this one may take
-HELP = 60.0
-#: how often an actor may die as it starts, one after the other, while there is no other
+#: how often an actor may die as it starts, one after the other, while there is no other; with a larger
+#: max_retries as often as that
 STARTS = 3
 #: seconds between looks at whether the loader ends
 LOOK = 0.2
@@ -211,7 +212,9 @@ class Fleet:
         self._here: str = ray.get_runtime_context().get_node_id()
         self._class = ray.remote(Actor)
         errors = ray.exceptions
-        self._lost = errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError
+        self._unplaced = errors.ActorUnschedulableError, errors.ActorPlacementGroupRemoved
+        self._lost = (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError,
+                      errors.OutOfMemoryError, *self._unplaced)  # fmt: skip
         self._lock = threading.RLock()
         self._closed = False
         self._warned = False
@@ -259,9 +262,12 @@ class Fleet:
         """Takes the hello of an actor."""
         try:
             told = self._ray.get(member.hello)
+        except self._unplaced:  # its node or placement group is gone
+            self._members.remove(member)
+            return
         except self._lost as error:
             serves = any(one.hello is None for one in self._members)
-            if member.failed + 1 >= STARTS and not serves:
+            if member.failed + 1 >= max(STARTS, self.max_retries) and not serves:
                 raise WorkerLost(f"Ray actors die as they start: {error}") from error
             self._replace(member, member.failed + 1)
             return
@@ -314,8 +320,8 @@ class Fleet:
                     return best.calls[-1], best
                 if not ready:
                     self._alone = self._alone or time.monotonic()
-                    helped = len(self._members) > self._remote.actors
-                    if time.monotonic() - self._alone > (HELP if helped else ALONE):
+                    helped = any(m.number == self._remote.actors for m in self._members)
+                    if not helped and time.monotonic() - self._alone > ALONE:
                         self._help_itself()
             if not waits:
                 return None
@@ -323,12 +329,6 @@ class Fleet:
 
     def _help_itself(self) -> None:
         """Starts an actor on the trainer's node that needs no room."""
-        self._alone = time.monotonic()
-        if len(self._members) > self._remote.actors:
-            raise RuntimeError(
-                f"remote=: Ray has placed no actor for {ALONE + HELP:.0f} s, not even one on the "
-                "trainer's node that needs no CPU. ray status shows why"
-            )
         warnings.warn(
             f"remote=: Ray has placed no actor for {ALONE:.0f} s (ray status shows why). A process "
             "of the trainer's node makes samples until it does",

@@ -229,6 +229,26 @@ def test_node_that_dies_loses_no_sample(cluster: Path) -> None:
     assert plain(got) == expected
 
 
+def test_node_that_all_actors_are_bound_to_dies(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {node["NodeID"] for node in ray.nodes()}
+    (cluster / "add").touch()
+    ray_cluster.await_file(cluster / "add", gone=True)
+    (there,) = {node["NodeID"] for node in ray.nodes()} - before
+    bound = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(there, soft=False)
+    remote = actors_of(1, options={"scheduling_strategy": bound})
+    expected = plain(list(loader(num_workers=1, batch_size=4)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        iterator = iter(loader(Drawing(sleeps=0.05), remote=remote, max_retries=9, batch_size=4))
+        got = [next(iterator)]
+        monkeypatch.setattr(actors, "ALONE", 0.5)
+        (cluster / "kill").touch()
+        got += iterator
+    ray_cluster.await_file(cluster / "kill", gone=True)
+    assert plain(got) == expected
+    assert sum("Ray has placed no actor" in str(w.message) for w in told) == 1
+
+
 def test_no_room_has_samples_made_on_the_trainers_node(
     cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
