@@ -5,7 +5,8 @@ cuts the batch into chunks, sends each to the least loaded actor, and waits. An 
 of a worker process (``runner.py``) and seeds each sample by its place. So order, seeds, states and
 ``on_error`` are those of local workers.
 
-Samples travel as messages (``transport/messages.py``).
+Samples travel as messages (``transport/messages.py``): Ray gets bytes and NumPy arrays, no tensors. Each
+array of a sample is one, not stacked with others: shapes may differ, and the trainer collates as ever.
 """
 
 from __future__ import annotations

@@ -109,6 +109,8 @@ def plain(value: Any) -> Any:
     """A value that == compares bit by bit."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return type(value).__name__, str(value.dtype), value.shape, value.tobytes(), value.flags.writeable
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -128,6 +130,7 @@ def alike(remote: minato.remote.Ray, dataset: Any = None, **options: Any) -> boo
         (Drawing(), {}),
         (Drawing(), {"batch_size": 7, "drop_last": True}),
         (Drawing(), {"collate_fn": noisy}),
+        (Drawing(), {"collate_fn": list}),
         (Drawing(), {"batch_size": None}),
         (Drawing(), {"in_order": True, "prefetch_factor": 4, "seed_per_sample": True}),
         (Together(), {}),
@@ -146,6 +149,21 @@ def test_batches_equal_those_of_local_workers(dataset: Any, options: dict[str, A
 def test_batches_of_one_chunk_are_collated_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors._Runner, "collate", None)
     assert alike(actors_of(chunk=8))
+
+
+def test_actors_send_arrays_and_never_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, make = [], actors.Fleet.make
+
+    def noted(self: Any, *args: Any) -> Any:
+        sent.extend(found := make(self, *args))
+        return found
+
+    monkeypatch.setattr(actors.Fleet, "make", noted)
+    list(loader(remote=actors_of(chunk=3)))
+    assert len(sent) == 18
+    for data, buffers in sent:
+        assert type(data) is bytes and b"torch.storage" not in data and b"_rebuild_tensor_v2" not in data
+        assert len(buffers) >= 4 and all(type(b) is np.ndarray and b.flags.contiguous for b in buffers)
 
 
 def test_persistent_actors_are_told_each_epoch() -> None:
@@ -174,6 +192,66 @@ def test_state_resumes_on_the_other_kind_of_workers(saves: str, resumes: str) ->
     torch.manual_seed(99)
     second.load_state_dict(state)
     assert begun + plain(list(second)) == whole
+
+
+def test_lightning_trains_on_the_batches_of_local_workers(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), list[Any]()
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            self.seen.append(plain(batch))
+            return self.weight.sum()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    def seen(**options: Any) -> list[Any]:
+        module = Module()
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(module, loader(persistent_workers=True, **options))
+        return module.seen
+
+    got = seen(remote=actors_of())
+    assert len(got) == 12 and got == seen(num_workers=2)
+
+
+def in_ray_train(folder: dict[str, str]) -> None:
+    from ray import train
+
+    minato.integrations.ray.install()
+
+    def batches(**options: Any) -> list[Any]:
+        data = train.torch.prepare_data_loader(loader(**options), move_to_device=False)
+        data.sampler.set_epoch(1)
+        found: list[Any] = plain(list(data))
+        return found
+
+    got = batches(remote=actors_of(1, cpus=0.4))
+    said = f"{len(got)} batches, equal: {got == batches(num_workers=1)}"
+    Path(folder["folder"], str(train.get_context().get_world_rank())).write_text(said)
+
+
+def test_ray_train_trains_on_the_batches_of_local_workers(tmp_path: Path) -> None:
+    train = pytest.importorskip("ray.train.torch", exc_type=ImportError)
+    from ray.train import RunConfig, ScalingConfig
+
+    (tmp_path / "found").mkdir()
+    train.TorchTrainer(
+        in_ray_train,
+        train_loop_config={"folder": str(tmp_path / "found")},
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.1}),
+        torch_config=train.TorchConfig(backend="gloo"),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    ).fit()
+    found = [(tmp_path / "found" / rank).read_text() for rank in "01"]
+    assert found == ["3 batches, equal: True"] * 2
 
 
 def test_error_of_a_sample_names_sample_and_node() -> None:
