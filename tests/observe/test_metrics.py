@@ -124,6 +124,13 @@ def test_text_has_the_names_of_prometheus() -> None:
     assert len(re.findall(r"^# TYPE", text, re.M)) == len(metrics.NUMBERS)
 
 
+def test_dashboard_asks_for_numbers_that_exist() -> None:
+    list(made())
+    asked = set(re.findall(r"\bminato_\w+", (ROOT / "docs/grafana.json").read_text()))
+    assert len(asked) > 10
+    assert asked <= set(re.findall(r"^minato_\w+", metrics.text(), re.M))
+
+
 def test_instruments_read_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     observations: dict[str, Any] = {}
     recorded: list[Any] = []
