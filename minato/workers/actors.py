@@ -219,6 +219,7 @@ class Fleet:
         self._lock = threading.RLock()
         self._closed = False
         self._warned = False
+        self._why = "ray status shows why"  # there may be no actor
         self._looked = 0.0  # when hellos were last looked for
         self._alone = time.monotonic()  # since when no actor was ready
         self.made_s = 0.0  # seconds of the actors
@@ -263,8 +264,9 @@ class Fleet:
         """Takes the hello of an actor."""
         try:
             told = self._ray.get(member.hello)
-        except self._unplaced:  # its node or placement group is gone
+        except self._unplaced as error:  # its node or placement group is gone
             self._members.remove(member)
+            self._why = str(error)
             return
         except self._lost as error:
             serves = any(one.hello is None for one in self._members)
@@ -330,8 +332,9 @@ class Fleet:
 
     def _help_itself(self) -> None:
         """Starts an actor on the trainer's node that needs no room."""
+        self._alone = time.monotonic()
         warnings.warn(
-            f"remote=: Ray has placed no actor for {ALONE:.0f} s (ray status shows why). A process "
+            f"remote=: Ray has placed no actor for {ALONE:.0f} s ({self._why}). A process "
             "of the trainer's node makes samples until it does",
             stacklevel=program_level(),
         )
