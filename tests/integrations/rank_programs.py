@@ -121,7 +121,7 @@ class Program:
             callbacks=[saving] if saves else [], default_root_dir=self.folder,
         )  # fmt: skip
         shuffle = None if isinstance(data, IterableDataset) else True
-        loader = minato.DataLoader(data, SIZE, shuffle=shuffle, num_workers=2)
+        loader = minato.DataLoader(data, 2 * SIZE // WORLD, shuffle=shuffle, num_workers=2)
         trainer.fit(Module(), loader, ckpt_path=path if phase == "resume" else None)
 
     def lightning_save(self) -> None:

@@ -86,6 +86,20 @@ def test_lightning_resumes_each_rank_exactly(tmp_path: Path) -> None:
     assert [a + b for a, b in zip(saved, rest, strict=True)] == whole
 
 
+def test_lightning_resumes_on_other_ranks_with_equal_global_batch(tmp_path: Path) -> None:
+    """Each step of four ranks has the samples of that of two, with the same numbers."""
+    pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    whole, saved = run(tmp_path, 2, "lightning", "lightning_save")
+    (rest,) = run(tmp_path, 4, "lightning_resume")
+
+    def steps(ranks: list[Batches]) -> list[list[tuple[int, int]]]:
+        together = zip(*ranks, strict=True)
+        return [sorted(pair for batch in step for pair in zip(*batch, strict=True)) for step in together]
+
+    assert [len(batch[0]) for batch in rest[3]] == [2] * 3
+    assert steps(saved) + steps(rest) == steps(whole)
+
+
 def test_lightning_resumes_each_ranks_own_stream(tmp_path: Path) -> None:
     """Lightning saves rank 0's state alone. It has then asked each stream for one batch more, since
     these have no length, and that batch does not come again."""
