@@ -3,8 +3,8 @@
     python benchmarks/remote.py [--nodes 0 1 2 4] [--quick] [--json FILE]
 
 Each row of the first table is a cluster on this machine: a head and some more nodes, with one actor
-each. "bound" is actors / seconds of a sample. Samples sleep, so that this machine's cores stand for
-many; in "uneven" one in 16 sleeps ten times as long. "computing" ones keep a core busy. "local" has as
+each, after all have begun. "bound" is actors / seconds of a sample. Samples sleep, so that this
+machine's cores stand for many; in "uneven" one in 16 sleeps ten times as long. "computing" ones keep a core busy. "local" has as
 many worker processes as there are actors. "ray data" and "torch" make the same samples.
 
 The second table has the CPU time of the trainer and of Ray's daemons (raylet, GCS) for each sample that
@@ -52,7 +52,9 @@ class Sleeping(Dataset):
                 pass
         else:
             time.sleep(self.seconds * (10 if self.how == "uneven" and index % 16 == 5 else 1))
-        return np.full(self.size, index % 256, np.uint8)
+        made = np.full(self.size, index % 256, np.uint8)
+        made[:4] = np.array([os.getpid()], np.int32).view(np.uint8)
+        return made
 
 
 @contextlib.contextmanager
@@ -70,10 +72,12 @@ def cluster(nodes: int, folder: str) -> Iterator[None]:
         made.shutdown()
 
 
-def rate(loader: Any, count: int, epochs: int = 2) -> float:
-    """Samples a second, of the best epoch after the first, in which workers start."""
-    list(loader)
-    best = 0.0
+def rate(loader: Any, count: int, workers: int, epochs: int = 2) -> float:
+    """Samples a second, of the best epoch after those in which workers start."""
+    known, best = set[int](), 0.0
+    while len(known) < min(workers, len(loader)):  # a worker may make no sample of few batches
+        for batch in loader:
+            known.update(batch[:, :4].contiguous().view(torch.int32).flatten().tolist())
     for _ in range(epochs):
         began = time.perf_counter()
         seen = sum(len(batch) for batch in loader)
@@ -105,10 +109,10 @@ def rates(nodes: int, count: int, others: bool) -> dict[str, Any]:
     even, remote = Sleeping(count), minato.remote.Ray(actors=actors)
     for how in ("sleeping", "uneven", "computing"):
         data = Sleeping(count, how=how)
-        row[how] = rate(minato.DataLoader(data, remote=remote, **options), count)
-        row[f"{how} local"] = rate(minato.DataLoader(data, num_workers=actors, **options), count)
+        row[how] = rate(minato.DataLoader(data, remote=remote, **options), count, actors)
+        row[f"{how} local"] = rate(minato.DataLoader(data, num_workers=actors, **options), count, actors)
     if others:
-        row["torch"] = rate(torch.utils.data.DataLoader(even, num_workers=actors, **options), count)
+        row["torch"] = rate(torch.utils.data.DataLoader(even, num_workers=actors, **options), count, actors)
         with contextlib.suppress(ImportError):
             row["ray data"] = ray_data(even)
     return row
