@@ -6,7 +6,7 @@ of a worker process (``runner.py``) and seeds each sample by its place. So order
 ``on_error`` are those of local workers.
 
 Samples travel as messages (``transport/messages.py``): Ray gets bytes and NumPy arrays, no tensors. Each
-array of a sample is one, not stacked with others: shapes may differ, and the trainer collates as ever.
+array of a sample is one, not stacked with others: shapes may differ, and the trainer collates.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from .threads import PythonPool, stop_all
 #: Threads of the trainer could not seed its generators for a sample, and Ray ends a trainer whose own
 #: node is lost. So wherever training can go on, this one can be placed.
 ALONE = 60.0
+#: seconds that this one may take
+HELP = 300.0
 #: how often an actor may die as it starts, one after the other, while there is no other; with a larger
 #: max_retries as often as that
 STARTS = 3
@@ -324,14 +326,19 @@ class Fleet:
                 if not ready:
                     self._alone = self._alone or time.monotonic()
                     helped = any(m.number == self._remote.actors for m in self._members)
-                    if not helped and time.monotonic() - self._alone > ALONE:
-                        self._help_itself()
+                    if time.monotonic() - self._alone > (HELP if helped else ALONE):
+                        self._help_itself(helped)
             if not waits:
                 return None
             time.sleep(LOOK / 10)
 
-    def _help_itself(self) -> None:
+    def _help_itself(self, helped: bool) -> None:
         """Starts an actor on the trainer's node that needs no room."""
+        if helped:
+            raise RuntimeError(
+                f"remote=: Ray has placed no actor for {ALONE + HELP:.0f} s, not even one on the trainer's "
+                f"node that needs no CPU ({self._why})"
+            )
         self._alone = time.monotonic()
         warnings.warn(
             f"remote=: Ray has placed no actor for {ALONE:.0f} s ({self._why}). A process "
