@@ -45,17 +45,15 @@ struct mn_step {
 
 /* ---- input of the kernel that finishes one volume of each sample of a batch on a device ----
  *
- * Processors fill it in (py/ops/mn_ops_finisher.c), and devices read it (cuda/mn_finish.cu). So its
- * only pointers are to memory of the device, and its layout is the same for both.
+ * Processors fill it in (../minato/device/finisher.py), and devices read it (cuda/mn_finish.cu). So
+ * its only pointers are to memory of the device, and its layout is the same for both.
  *
  * The unfinished voxels lie in `source`, sample after sample. Or they are a window of a whole case
  * that stays on the device. Then each sample has a window, and `cases` say where the cases are. A
  * window that makes no sense is still read within its case.
  */
 
-/* Threads of a block, and most voxels of a sample: places in a volume have 32 bits. */
-#define MN_FINISH_THREADS 256u
-#define MN_FINISH_VOXELS UINT32_MAX
+#define MN_FINISH_THREADS 256u /* of a block */
 
 /* A volume that stays on the device, C contiguous. */
 struct mn_resident {

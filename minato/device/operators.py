@@ -32,8 +32,8 @@ from . import pagelocked_rows
 from .interface import Job, Provider
 
 if TYPE_CHECKING:
-    from .._ops import Finisher
     from ..ops.dataset import Unfinished, VolumeDataset
+    from .finisher import Finisher
 
 #: code for devices, built if there was a compiler for it
 KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
@@ -189,13 +189,13 @@ def kernels() -> bytes | str:
 
 def finisher_of(ordinal: int) -> Finisher | str:
     """Runs the kernel on a CUDA device; a text says why none can. Initialises the driver."""
-    from .. import _ops
+    from .finisher import Finisher
 
     image = kernels()
     if isinstance(image, str):
         return image
     try:
-        return _ops.Finisher(pagelocked_rows.CUDA, ordinal, image)
+        return Finisher(pagelocked_rows.CUDA, ordinal, image)
     except (RuntimeError, ValueError) as error:
         return str(error)
 

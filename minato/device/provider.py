@@ -17,7 +17,7 @@ from .operators import differs, finisher_of
 from .pagelocked_rows import Driver, cuda_driver, cut
 
 if TYPE_CHECKING:
-    from .._ops import Finisher
+    from .finisher import Finisher
 
 #: by process and index of a CUDA device: runs the operators there, or the reason why none run
 _finishers: dict[tuple[int, int | None], Finisher | str] = {}

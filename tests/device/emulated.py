@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minato import _ops
+from minato.device.finisher import Finisher
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY = b"code that no device could read"
@@ -50,7 +50,7 @@ class Emulated:
         self.library = str(library)
         self.raw = ctypes.CDLL(self.library)
         self.fails("")
-        self.finisher = _ops.Finisher(self.library, 0, IMAGE)
+        self.finisher = Finisher(self.library, 0, IMAGE)
 
     def fails(self, name: str, code: int = 2) -> None:
         """Makes this driver function fail or work from now on; "": none fails."""

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minato import _ops, ops
+from minato import ops
 from minato.device import operators
+from minato.device.finisher import Finisher
 from minato.ops.operators import DTYPES as CODES
 
 from .emulated import IMAGE, ROOT, Emulated, build
@@ -148,7 +149,7 @@ def test_a_driver_that_refuses_says_why(emulated: Emulated, name: str) -> None:
     emulated.fails(name)
     try:
         with pytest.raises(RuntimeError, match=rf"{name}: CUDA_ERROR_MADE_UP \(2\)"):
-            _ops.Finisher(emulated.library, 0, IMAGE)
+            Finisher(emulated.library, 0, IMAGE)
     finally:
         emulated.fails("")
     assert emulated.counts()["contexts"] == 0
@@ -156,9 +157,9 @@ def test_a_driver_that_refuses_says_why(emulated: Emulated, name: str) -> None:
 
 def test_no_such_device_and_no_such_code(emulated: Emulated) -> None:
     with pytest.raises(RuntimeError, match="cuDeviceGet"):
-        _ops.Finisher(emulated.library, 1, IMAGE)
+        Finisher(emulated.library, 1, IMAGE)
     with pytest.raises(RuntimeError, match="cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE"):
-        _ops.Finisher(emulated.library, 0, IMAGE.replace(b"code", b"text"))
+        Finisher(emulated.library, 0, IMAGE.replace(b"code", b"text"))
     assert emulated.counts()["contexts"] == 0
 
 
@@ -172,7 +173,7 @@ def test_truncated_kernel_image_is_refused(
     """The driver is not given the length, so it would read past the end."""
     before = emulated.counts()["loads"]
     with pytest.raises(ValueError, match="damaged or cut short: build minato again"):
-        _ops.Finisher(emulated.library, 0, image)
+        Finisher(emulated.library, 0, image)
     assert emulated.counts()["loads"] == before
 
 
@@ -194,9 +195,9 @@ def test_built_kernel_image_has_the_checked_header(
 
 def test_no_driver_and_another_library() -> None:
     with pytest.raises(RuntimeError, match="there is no libnowhere.so.1, the driver's library"):
-        _ops.Finisher("libnowhere.so.1", 0, IMAGE)
+        Finisher("libnowhere.so.1", 0, IMAGE)
     with pytest.raises(RuntimeError, match="libm.so.6 is too old"):
-        _ops.Finisher("libm.so.6", 0, IMAGE)
+        Finisher("libm.so.6", 0, IMAGE)
 
 
 def test_a_launch_that_fails(emulated: Emulated) -> None:

@@ -393,8 +393,7 @@ static int
 exec_module(PyObject *module)
 {
     struct mn_ops_state *state = PyModule_GetState(module);
-    PyType_Spec *specs[] = {&mn_ops_cases_spec, &mn_ops_photos_spec, &mn_ops_finisher_spec,
-                            &mn_ops_pipeline_spec};
+    PyType_Spec *specs[] = {&mn_ops_cases_spec, &mn_ops_photos_spec, &mn_ops_pipeline_spec};
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, specs[i], NULL);
         Py_XSETREF(state->pipeline_type, type); /* the last one */

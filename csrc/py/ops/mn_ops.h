@@ -33,7 +33,6 @@ extern struct PyModuleDef mn_ops_module;
 extern PyType_Spec mn_ops_pipeline_spec;
 extern PyType_Spec mn_ops_cases_spec;
 extern PyType_Spec mn_ops_photos_spec;
-extern PyType_Spec mn_ops_finisher_spec;
 
 static inline PyObject *
 mn_ops_raise(int rc, const struct mn_text *text)
