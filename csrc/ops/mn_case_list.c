@@ -127,8 +127,135 @@ run_native(void *state, int64_t index, uint64_t key_hi, uint64_t key_lo, void **
     return rc;
 }
 
+/* ---- The dtypes and shapes that come out of a pipeline, before any sample is made ---- */
+
+/* The properties of a volume that are known before it exists. */
+struct plan {
+    int dtype; /* MN_DTYPE_NONE: no volume; -1: not known */
+    int64_t shape[MN_VOLUME_DIMS]; /* -1: not known */
+};
+
+static void
+set_patch(struct plan *plan, const struct mn_op *op)
+{
+    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
+        plan->shape[axis] = op->size[axis];
+    }
+}
+
 static int
-add_field(struct mn_cases *cases, const struct mn_volume_plan *plan, const char *name,
+infer_reshape(struct plan *plan, const struct mn_op *op, struct mn_text *text)
+{
+    if (plan->dtype == MN_DTYPE_NONE) {
+        return 0;
+    }
+    return op->kind == MN_OP_PAD ? mn_op_pad_shape(op, plan->shape, text)
+                                 : mn_op_resample_shape(op, plan->shape, text);
+}
+
+static bool
+is_known(const struct plan *plan)
+{
+    bool known = true;
+    for (int axis = 0; plan->dtype != MN_DTYPE_NONE && axis < MN_VOLUME_DIMS; axis++) {
+        known = known && plan->shape[axis] >= 0;
+    }
+    return known;
+}
+
+static void
+to_volume(struct mn_op_volume *volume, const struct plan *plan)
+{
+    volume->dtype = plan->dtype;
+    memcpy(volume->shape, plan->shape, sizeof(volume->shape));
+}
+
+static int
+infer_user(struct plan *image, struct plan *label, const struct mn_op *op,
+           uint32_t number, struct mn_text *text)
+{
+    struct mn_op_call in = {.size = sizeof(in), .number = number}, out;
+    char words[400] = "";
+    if (op->user->plan == NULL) {
+        return 0;
+    }
+    if (!is_known(image) || !is_known(label)) {
+        memset(image->shape, -1, sizeof(image->shape)); /* -1 in every byte is -1 */
+        memset(label->shape, -1, sizeof(label->shape));
+        return 0;
+    }
+    to_volume(&in.image, image);
+    to_volume(&in.label, label);
+    out = in;
+    int rc = op->user->plan(op->user->state, &in, &out, words, sizeof(words));
+    if (rc < 0) {
+        return mn_fail(text, -rc, "operator %s: %s", op->user->name, words);
+    }
+    image->dtype = out.image.dtype;
+    label->dtype = out.label.dtype;
+    memcpy(image->shape, out.image.shape, sizeof(image->shape));
+    memcpy(label->shape, out.label.shape, sizeof(label->shape));
+    return 0;
+}
+
+static void
+infer_dtype(struct plan *plan, int dtype)
+{
+    if (plan->dtype != MN_DTYPE_NONE && dtype != MN_DTYPE_NONE) {
+        plan->dtype = dtype;
+    }
+}
+
+static int
+infer_op(const struct mn_op *op, uint32_t number, struct plan *image,
+         struct plan *label, struct mn_text *text)
+{
+    int rc;
+    switch (op->kind) {
+    case MN_OP_RAND_BALANCED_CROP:
+    case MN_OP_RAND_CROP:
+        set_patch(image, op);
+        set_patch(label, op);
+        return 0;
+    case MN_OP_READ_NPY:
+    case MN_OP_CAST:
+        infer_dtype(image, op->dtypes[0]);
+        infer_dtype(label, op->dtypes[1]);
+        return 0;
+    case MN_OP_RAND_SCALE_INTENSITY:
+    case MN_OP_RAND_GAUSSIAN_NOISE:
+    case MN_OP_NORMALIZE:
+        infer_dtype(image, MN_DTYPE_F32);
+        return 0;
+    case MN_OP_PAD:
+    case MN_OP_RESAMPLE:
+        if (op->kind == MN_OP_RESAMPLE) {
+            infer_dtype(image, MN_DTYPE_F32);
+        }
+        rc = infer_reshape(image, op, text);
+        return rc == 0 ? infer_reshape(label, op, text) : rc;
+    case MN_OP_USER:
+        return infer_user(image, label, op, number, text);
+    default:
+        return 0;
+    }
+}
+
+/* Computes what is known of the output from what is known of the input, before the last `tail`
+ * operators. */
+static int
+infer(const struct mn_pipeline *pipeline, int tail, struct plan *image, struct plan *label,
+      struct mn_text *text)
+{
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < pipeline->n_ops - tail; i++) {
+        rc = infer_op(&pipeline->ops[i], (uint32_t)i, image, label, text);
+    }
+    return rc;
+}
+
+static int
+add_field(struct mn_cases *cases, const struct plan *plan, const char *name,
           struct mn_text *text)
 {
     struct mn_native_field *f = &cases->native.fields[cases->native.n_fields++];
@@ -170,7 +297,7 @@ crops_files(const struct mn_cases *cases)
 
 /* Computes what ReadNpy knows of every case: the channels. The rest differs from case to case. */
 static int
-plan_file(const struct mn_cases *cases, const char *path, int dtype, struct mn_volume_plan *plan,
+plan_file(const struct mn_cases *cases, const char *path, int dtype, struct plan *plan,
           struct mn_text *text)
 {
     struct mn_work *work = NULL;
@@ -194,7 +321,7 @@ static int
 plan_fields(struct mn_cases *cases, struct mn_text *text)
 {
     const struct mn_op *read = &cases->pipeline->ops[0];
-    struct mn_volume_plan image, label;
+    struct plan image, label;
     if (cases->pipeline->n_ops == 0 || read->kind != MN_OP_READ_NPY) {
         return mn_fail(text, EINVAL, "the pipeline of a dataset must begin with ReadNpy");
     }
@@ -203,7 +330,7 @@ plan_fields(struct mn_cases *cases, struct mn_text *text)
         rc = plan_file(cases, cases->cases[0].label, read->dtypes[1], &label, text);
     }
     if (rc == 0) {
-        rc = mn_pipeline_infer(cases->pipeline, cases->tail, &image, &label, text);
+        rc = infer(cases->pipeline, cases->tail, &image, &label, text);
     }
     cases->has_label = rc == 0 && label.dtype != MN_DTYPE_NONE;
     if (rc == 0 && cases->windows) {

@@ -9,7 +9,10 @@
 #ifndef MN_FAIL_H
 #define MN_FAIL_H
 
+#include <errno.h>
+#include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/mn_attr.h"
 
@@ -19,11 +22,23 @@ struct mn_text {
 };
 
 /* Writes the text, cut to size, and returns -code. */
-int
-mn_fail(struct mn_text *text, int code, const char *format, ...) MN_PRINTF(3, 4);
+static inline MN_PRINTF(3, 4) int
+mn_fail(struct mn_text *text, int code, const char *format, ...)
+{
+    if (text != NULL && text->size > 0) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(text->chars, text->size, format, args);
+        va_end(args);
+    }
+    return -code;
+}
 
 /* Writes that `bytes` bytes of memory could not be allocated, and returns -ENOMEM. */
-int
-mn_fail_memory(struct mn_text *text, size_t bytes);
+static inline int
+mn_fail_memory(struct mn_text *text, size_t bytes)
+{
+    return mn_fail(text, ENOMEM, "out of memory: cannot allocate %zu bytes", bytes);
+}
 
 #endif

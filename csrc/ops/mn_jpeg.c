@@ -31,7 +31,7 @@
 struct mn_axis {
     double size, part;
     uint32_t most_used, to, from, n;
-    /* Computed by mn_resize_plan(). */
+    /* Computed by plan_axis(). */
     uint32_t begin, end; /* source pixels that are needed */
     uint32_t most;       /* coefficients of each result, an even number; the last may be 0 */
     uint32_t *first;     /* [n]: the first source pixel of a result, counted from begin */
@@ -42,11 +42,9 @@ struct mn_axis {
 struct mn_resize {
     /* Set by the caller. */
     struct mn_axis across, down;
-    bool down_first;   /* whether the vertical pass is the first */
-    bool flip;         /* whether left and right are exchanged in the end */
-    const void *table; /* [3][256]: what each value of each colour becomes */
-    size_t item;       /* bytes of an entry: 1, 2 or 4 */
-    void *out;         /* [3][down.n][across.n] entries */
+    const struct mn_jpeg_job *job;
+    bool down_first; /* whether the vertical pass is the first */
+    void *out;       /* [3][down.n][across.n] entries */
     /* Computed. */
     void *memory;
     const uint8_t **rows;
@@ -85,7 +83,8 @@ weight_of(const struct window *w, uint32_t i)
     return at < 1.0 ? 1.0 - at : 0.0;
 }
 
-/* `copies`: how often each weight is stored. */
+/* Computes which source pixels are needed, and their weights. `copies`: how often each is stored.
+ * Returns 0 or -ENOMEM. Call mn_resize_fini() either way. */
 static int
 plan_axis(struct mn_axis *axis, uint32_t copies)
 {
@@ -119,18 +118,9 @@ plan_axis(struct mn_axis *axis, uint32_t copies)
     return 0;
 }
 
-/* Computes which source pixels are needed. Returns 0 or -ENOMEM. Call mn_resize_fini() either
- * way. */
-static int
-mn_resize_plan(struct mn_resize *resize)
-{
-    int rc = plan_axis(&resize->across, 4);
-    return rc != 0 ? rc : plan_axis(&resize->down, 1);
-}
-
 #define SPREAD(type)                                                                    \
     do {                                                                                \
-        const type *table = (const type *)resize->table + (size_t)256 * colour;         \
+        const type *table = (const type *)resize->job->table + (size_t)256 * colour;         \
         type *out = (type *)resize->out + ((size_t)colour * resize->down.n + y) * n;    \
         for (uint32_t x = 0; x < n; x++, from += step) {                                \
             out[x] = table[*from];                                                      \
@@ -142,13 +132,13 @@ static void
 spread(const struct mn_resize *resize, uint32_t y, const uint8_t *row)
 {
     uint32_t n = resize->across.n;
-    ptrdiff_t step = resize->flip ? -(ptrdiff_t)PIXEL : (ptrdiff_t)PIXEL;
+    ptrdiff_t step = resize->job->flip ? -(ptrdiff_t)PIXEL : (ptrdiff_t)PIXEL;
     for (uint32_t colour = 0; colour < 3; colour++) {
-        const uint8_t *from = row + colour + (resize->flip ? PIXEL * (n - 1) : 0);
-        if (resize->item == 4) {
+        const uint8_t *from = row + colour + (resize->job->flip ? PIXEL * (n - 1) : 0);
+        if (resize->job->item == 4) {
             SPREAD(uint32_t);
         }
-        else if (resize->item == 2) {
+        else if (resize->job->item == 2) {
             SPREAD(uint16_t);
         }
         else {
@@ -276,7 +266,6 @@ struct decoder {
     jmp_buf jump;
     const struct mn_jpeg_library *library;
     const struct mn_kernels *kernels;
-    const struct mn_jpeg_job *job;
     struct mn_resize resize;
     unsigned scale;     /* 1, 2, 4 or 8 pixels of the photo become one */
     unsigned left, top; /* where the resized region begins, in decoded pixels */
@@ -350,7 +339,7 @@ static int
 decode(struct decoder *d)
 {
     const struct mn_jpeg_library *library = d->library;
-    const struct mn_jpeg_job *job = d->job;
+    const struct mn_jpeg_job *job = d->resize.job;
     create(d);
     d->info.source = &d->source;
     if (library->read_header(&d->info, 1) != 1 || d->info.width < job->left + job->width
@@ -423,22 +412,20 @@ mn_jpeg_crop(const struct mn_jpeg_library *library, const struct mn_kernels *ker
     struct decoder d = {
         .library = library,
         .kernels = kernels,
-        .job = job,
         .source = {bytes, n, nothing, fill, skip, library->resync, nothing},
         .resize = {
             .across = {.to = job->to_width, .from = job->window_left, .n = job->window_width},
             .down = {.to = job->to_height, .from = job->window_top, .n = job->window_height},
+            .job = job,
             .down_first = job->tall_down_first && is_tall(job),
-            .flip = job->flip,
-            .table = job->table,
-            .item = job->item,
             .out = out,
         },
     };
     d.scale = scale_of(job);
     d.left = set_axis(&d.resize.across, job->left, job->width, d.scale);
     d.top = set_axis(&d.resize.down, job->top, job->height, d.scale);
-    int rc = mn_resize_plan(&d.resize);
+    int rc = plan_axis(&d.resize.across, 4);
+    rc = rc == 0 ? plan_axis(&d.resize.down, 1) : rc;
     if (rc == 0) {
         rc = guarded(&d);
         library->destroy(&d.info);

@@ -44,8 +44,6 @@ struct mn_kernels {
     /* x[i] += mean + std * normal number first + i of the key */
     void (*add_noise)(float *x, int64_t n, int64_t first, const struct mn_key *key,
                       float mean, float std);
-    /* out = normals first..first+n-1 */
-    void (*normals)(float *out, int64_t n, int64_t first, const struct mn_key *key);
     /* out[x] = a[x] + (b[x] - a[x]) * t; out may be a or b */
     void (*mix)(float *out, const float *a, const float *b, float t, int64_t n);
     /* Pixels of 4 bytes: pixel x of n is the sum of 2 * pairs pixels of row from first[x] on,

@@ -213,21 +213,6 @@ MN_K(normals_group)(float *out, uint32_t group, const struct mn_key *key)
 }
 
 static void
-MN_K(normals)(float *out, int64_t n, int64_t first, const struct mn_key *key)
-{
-    float group[MN_NORMALS_GROUP];
-    while (n > 0) {
-        int64_t skip = first % MN_NORMALS_GROUP, take = MN_NORMALS_GROUP - skip;
-        take = take < n ? take : n;
-        MN_K(normals_group)(group, (uint32_t)(first / MN_NORMALS_GROUP), key);
-        memcpy(out, group + skip, (size_t)take * sizeof(float));
-        out += take;
-        first += take;
-        n -= take;
-    }
-}
-
-static void
 MN_K(add_noise)(float *x, int64_t n, int64_t first, const struct mn_key *key, float mean,
                 float std)
 {
@@ -254,7 +239,6 @@ static const struct mn_kernels MN_K(kernels) = {
     .scale = MN_K(scale),
     .normalize = MN_K(normalize),
     .add_noise = MN_K(add_noise),
-    .normals = MN_K(normals),
     .mix = MN_K(mix),
     .resize_row = MN_K(resize_row),
     .mix_rows = MN_K(mix_rows),

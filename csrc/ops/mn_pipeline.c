@@ -137,13 +137,6 @@ describe(struct mn_op_volume *volume, const struct mn_view *view)
     }
 }
 
-/* Returns the work's memory, which may be written; NULL if there is no volume. */
-static void *
-data_of(const struct mn_view *view)
-{
-    return view->dtype == MN_DTYPE_NONE ? NULL : (void *)(uintptr_t)view->base;
-}
-
 static int
 fail_user(struct mn_work *work, const struct mn_operator *user, int rc, const char *words)
 {
@@ -157,7 +150,6 @@ make_output(struct mn_work *work, const struct mn_operator *user,
             struct mn_op_volume *volume, struct mn_view *view)
 {
     int64_t bytes = (int64_t)mn_dtype_size(volume->dtype);
-    void *memory = NULL;
     if (volume->dtype == MN_DTYPE_NONE) {
         view->source = view->dtype = MN_DTYPE_NONE;
         return 0;
@@ -168,43 +160,12 @@ make_output(struct mn_work *work, const struct mn_operator *user,
             return fail_user(work, user, -EINVAL, "planned an impossible dtype or shape");
         }
     }
-    int rc = mn_work_alloc(work, (size_t)bytes, &memory);
+    int rc = mn_work_volume(work, view, volume->dtype, volume->shape);
     if (rc == 0) {
-        mn_view_of_block(view, volume->dtype, memory, volume->shape);
-        view->writable = true;
         memcpy(volume->strides, view->strides, sizeof(volume->strides));
-        volume->data = memory;
+        volume->data = mn_view_data(view);
     }
     return rc;
-}
-
-static int
-run_planned(struct mn_work *work, const struct mn_operator *user, struct mn_op_call *in)
-{
-    struct mn_op_call out = *in;
-    struct mn_view image, label;
-    char words[MESSAGE] = "";
-    in->image.data = in->label.data = out.image.data = out.label.data = NULL;
-    int rc = user->plan(user->state, in, &out, words, sizeof(words));
-    if (rc < 0) {
-        return fail_user(work, user, rc, words);
-    }
-    rc = make_output(work, user, &out.image, &image);
-    if (rc == 0) {
-        rc = make_output(work, user, &out.label, &label);
-    }
-    if (rc < 0) {
-        return rc;
-    }
-    in->image.data = data_of(&work->image);
-    in->label.data = data_of(&work->label);
-    rc = user->run(user->state, in, &out, words, sizeof(words));
-    if (rc < 0) {
-        return fail_user(work, user, rc, words);
-    }
-    work->image = image;
-    work->label = label;
-    return 0;
 }
 
 static int
@@ -212,165 +173,41 @@ mn_op_user(struct mn_work *work, const struct mn_op *op, uint32_t number)
 {
     const struct mn_operator *user = op->user;
     char words[MESSAGE] = "";
-    int rc = mn_work_settle_own(work, &work->image);
+    int rc = mn_work_settle(work, &work->image, true);
     if (rc == 0) {
-        rc = mn_work_settle_own(work, &work->label);
+        rc = mn_work_settle(work, &work->label, true);
     }
     if (rc < 0) {
         return rc;
     }
-    struct mn_op_call call = {.size = sizeof(call), .number = number,
-                              .key_hi = work->key_hi, .key_lo = work->key_lo};
-    describe(&call.image, &work->image);
-    describe(&call.label, &work->label);
+    struct mn_op_call in = {.size = sizeof(in), .number = number,
+                            .key_hi = work->key_hi, .key_lo = work->key_lo};
+    describe(&in.image, &work->image);
+    describe(&in.label, &work->label);
+    struct mn_op_call out = in;
+    struct mn_view image = work->image, label = work->label;
     if (user->plan != NULL) {
-        return run_planned(work, user, &call);
-    }
-    call.image.data = data_of(&work->image);
-    call.label.data = data_of(&work->label);
-    rc = user->run(user->state, &call, &call, words, sizeof(words));
-    return rc < 0 ? fail_user(work, user, rc, words) : 0;
-}
-
-/* ---- The dtypes and shapes that come out of a pipeline, before any sample is made ---- */
-
-static void
-set_patch(struct mn_volume_plan *plan, const struct mn_op *op)
-{
-    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
-        plan->shape[axis] = op->size[axis];
-    }
-}
-
-static int
-reshape(struct mn_volume_plan *plan, const struct mn_op *op, struct mn_text *text)
-{
-    if (plan->dtype == MN_DTYPE_NONE) {
-        return 0;
-    }
-    return op->kind == MN_OP_PAD ? mn_op_pad_shape(op, plan->shape, text)
-                                 : mn_op_resample_shape(op, plan->shape, text);
-}
-
-static void
-pad_unknown(struct mn_volume_plan *plan, const struct mn_volume_plan *before,
-            const struct mn_op *op)
-{
-    for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
-        bool known = before->shape[axis] >= 0
-                     || (op->kind == MN_OP_RESAMPLE && op->size[axis] > 0);
-        if (!known) {
-            plan->shape[axis] = -1;
+        rc = user->plan(user->state, &in, &out, words, sizeof(words));
+        if (rc < 0) {
+            return fail_user(work, user, rc, words);
+        }
+        rc = make_output(work, user, &out.image, &image);
+        if (rc == 0) {
+            rc = make_output(work, user, &out.label, &label);
+        }
+        if (rc < 0) {
+            return rc;
         }
     }
-}
-
-static int
-infer_reshape(struct mn_volume_plan *plan, const struct mn_op *op, struct mn_text *text)
-{
-    struct mn_volume_plan before = *plan;
-    int rc = reshape(plan, op, text);
-    pad_unknown(plan, &before, op);
-    return rc;
-}
-
-static bool
-is_known(const struct mn_volume_plan *plan)
-{
-    bool known = true;
-    for (int axis = 0; plan->dtype != MN_DTYPE_NONE && axis < MN_VOLUME_DIMS; axis++) {
-        known = known && plan->shape[axis] >= 0;
-    }
-    return known;
-}
-
-static void
-to_volume(struct mn_op_volume *volume, const struct mn_volume_plan *plan)
-{
-    volume->dtype = plan->dtype;
-    memcpy(volume->shape, plan->shape, sizeof(volume->shape));
-}
-
-static int
-infer_user(struct mn_volume_plan *image, struct mn_volume_plan *label, const struct mn_op *op,
-           uint32_t number, struct mn_text *text)
-{
-    struct mn_op_call in = {.size = sizeof(in), .number = number}, out;
-    char words[400] = "";
-    if (op->user->plan == NULL) {
-        return 0;
-    }
-    if (!is_known(image) || !is_known(label)) {
-        memset(image->shape, -1, sizeof(image->shape)); /* -1 in every byte is -1 */
-        memset(label->shape, -1, sizeof(label->shape));
-        return 0;
-    }
-    to_volume(&in.image, image);
-    to_volume(&in.label, label);
-    out = in;
-    int rc = op->user->plan(op->user->state, &in, &out, words, sizeof(words));
+    in.image.data = mn_view_data(&work->image);
+    in.label.data = mn_view_data(&work->label);
+    rc = user->run(user->state, &in, user->plan != NULL ? &out : &in, words, sizeof(words));
     if (rc < 0) {
-        return mn_fail(text, -rc, "operator %s: %s", op->user->name, words);
+        return fail_user(work, user, rc, words);
     }
-    image->dtype = out.image.dtype;
-    label->dtype = out.label.dtype;
-    memcpy(image->shape, out.image.shape, sizeof(image->shape));
-    memcpy(label->shape, out.label.shape, sizeof(label->shape));
+    work->image = image;
+    work->label = label;
     return 0;
-}
-
-static void
-infer_dtype(struct mn_volume_plan *plan, int dtype)
-{
-    if (plan->dtype != MN_DTYPE_NONE && dtype != MN_DTYPE_NONE) {
-        plan->dtype = dtype;
-    }
-}
-
-static int
-infer_op(const struct mn_op *op, uint32_t number, struct mn_volume_plan *image,
-         struct mn_volume_plan *label, struct mn_text *text)
-{
-    int rc;
-    switch (op->kind) {
-    case MN_OP_RAND_BALANCED_CROP:
-    case MN_OP_RAND_CROP:
-        set_patch(image, op);
-        set_patch(label, op);
-        return 0;
-    case MN_OP_READ_NPY:
-    case MN_OP_CAST:
-        infer_dtype(image, op->dtypes[0]);
-        infer_dtype(label, op->dtypes[1]);
-        return 0;
-    case MN_OP_RAND_SCALE_INTENSITY:
-    case MN_OP_RAND_GAUSSIAN_NOISE:
-    case MN_OP_NORMALIZE:
-        infer_dtype(image, MN_DTYPE_F32);
-        return 0;
-    case MN_OP_PAD:
-    case MN_OP_RESAMPLE:
-        if (op->kind == MN_OP_RESAMPLE) {
-            infer_dtype(image, MN_DTYPE_F32);
-        }
-        rc = infer_reshape(image, op, text);
-        return rc == 0 ? infer_reshape(label, op, text) : rc;
-    case MN_OP_USER:
-        return infer_user(image, label, op, number, text);
-    default:
-        return 0;
-    }
-}
-
-int
-mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_volume_plan *image,
-                  struct mn_volume_plan *label, struct mn_text *text)
-{
-    int rc = 0;
-    for (int i = 0; rc == 0 && i < pipeline->n_ops - tail; i++) {
-        rc = infer_op(&pipeline->ops[i], (uint32_t)i, image, label, text);
-    }
-    return rc;
 }
 
 static uint64_t
@@ -394,8 +231,7 @@ mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_o
     if (n_ops > 0) {
         memcpy(p->ops, ops, (size_t)n_ops * sizeof(struct mn_op));
     }
-    mn_filecache_init(&p->cache);
-    mn_maps_init(&p->maps, physical_bytes());
+    p->maps.most_bytes = physical_bytes();
     *pipeline = p;
     return 0;
 }
@@ -405,7 +241,7 @@ free_work(struct mn_work *work)
 {
     if (work != NULL) {
         mn_work_clear(work);
-        mn_npy_buffer_fini(&work->reader.buffer);
+        free(work->reader.buffer.bytes);
         free(work);
     }
 }
@@ -479,7 +315,7 @@ flip(struct mn_work *work, int axes)
     if (axes == 0) {
         return 0;
     }
-    int rc = mn_view_must_settle(&work->image) ? mn_work_settle(work, &work->image) : 0;
+    int rc = mn_work_settle_places(work, &work->image);
     if (rc < 0) {
         return rc;
     }
@@ -503,7 +339,7 @@ cast(struct mn_work *work, struct mn_view *view, int dtype)
     }
     int rc = 0;
     if (view->n_points > 0 || view->dtype != view->source) {
-        rc = mn_work_settle(work, view);
+        rc = mn_work_settle(work, view, false);
     }
     view->dtype = dtype;
     return rc;
@@ -515,7 +351,7 @@ note_point(struct mn_work *work, const struct mn_point *point)
 {
     int rc = cast(work, &work->image, MN_DTYPE_F32);
     if (rc == 0 && work->image.n_points == MN_POINTS_MAX) {
-        rc = mn_work_settle(work, &work->image);
+        rc = mn_work_settle(work, &work->image, false);
     }
     if (rc == 0) {
         work->image.points[work->image.n_points++] = *point;

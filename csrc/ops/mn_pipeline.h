@@ -52,12 +52,6 @@ struct mn_op {
     const struct mn_operator *user;
 };
 
-/* The properties of a volume that are known before it exists. */
-struct mn_volume_plan {
-    int dtype; /* MN_DTYPE_NONE: no volume; -1: not known */
-    int64_t shape[MN_VOLUME_DIMS]; /* -1: not known */
-};
-
 /* Idle works. Threads beyond this number allocate one for each sample. */
 #define MN_POOL 64
 
@@ -85,12 +79,6 @@ mn_pipeline_open(struct mn_pipeline **pipeline, const struct mn_op *ops, int n_o
 
 void
 mn_pipeline_close(struct mn_pipeline *pipeline);
-
-/* Computes what is known of the output from what is known of the input, before the last `tail`
- * operators. */
-int
-mn_pipeline_infer(const struct mn_pipeline *pipeline, int tail, struct mn_volume_plan *image,
-                  struct mn_volume_plan *label, struct mn_text *text);
 
 /* Gives the calling thread a work, to be returned by mn_work_end(). */
 int

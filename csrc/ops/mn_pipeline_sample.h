@@ -19,9 +19,33 @@
 #define MN_PIPELINE_SAMPLE_H
 
 #include "base/mn_atomic.h"
-#include "ops/mn_boxes.h"
 #include "ops/mn_npy.h"
 #include "ops/mn_view.h"
+
+struct mn_box {
+    int32_t low[3], high[3]; /* depth, height, width; high is one past the last voxel */
+};
+
+struct mn_class_boxes {
+    uint8_t value;
+    uint8_t n_boxes;     /* 1 or 2 */
+    uint8_t reserved[6];
+    int64_t components;
+    struct mn_box boxes[2]; /* ascending by volume: the largest is the last */
+};
+
+/* Immutable once made. */
+struct mn_boxes {
+    int32_t n_classes; /* up to 255, ascending by value */
+    int32_t reserved;
+    struct mn_class_boxes classes[];
+};
+
+static inline size_t
+mn_boxes_bytes(int32_t n_classes)
+{
+    return sizeof(struct mn_boxes) + (size_t)n_classes * sizeof(struct mn_class_boxes);
+}
 
 /* Heads of lists: 8 KiB, and lists of about a hundred entries for 100 000 files. */
 #define MN_FILECACHE_LISTS 1024
@@ -39,14 +63,11 @@ struct mn_filecache_entry {
     char path[];
 };
 
+/* Zeroed memory is an empty table. */
 struct mn_filecache {
     mn_a64 heads[MN_FILECACHE_LISTS]; /* struct mn_filecache_entry *, or 0 */
     mn_a64 n_entries;
 };
-
-/* Zeroes it: an empty table is all zeros. */
-void
-mn_filecache_init(struct mn_filecache *cache);
 
 /* Frees all entries; no thread may use the table any more. */
 void
@@ -90,19 +111,24 @@ mn_work_key(const struct mn_work *work, uint32_t number);
 int
 mn_work_alloc(struct mn_work *work, size_t bytes, void **memory);
 
-/* Replaces a view by its voxels in memory of the work, C contiguous: no operation is pending
- * afterwards. Does nothing if that is so already. */
+/* Makes a C contiguous volume in memory of the work, which may be written; contents undefined. */
 int
-mn_work_settle(struct mn_work *work, struct mn_view *view);
+mn_work_volume(struct mn_work *work, struct mn_view *view, int dtype, const int64_t *shape);
+
+/* Replaces a view by its voxels in memory, C contiguous: no operation is pending afterwards. Does
+ * nothing if that is so already. own: the memory is the work's own, which may be written to. */
+int
+mn_work_settle(struct mn_work *work, struct mn_view *view, bool own);
+
+/* Settles a view before a window or a flip if an operation is pending that depends on the places of
+ * voxels, as noise does. Others are then done for the window alone. */
+int
+mn_work_settle_places(struct mn_work *work, struct mn_view *view);
 
 /* Opens a file and makes it the view. which: 0 for the image, 1 for the label. direct: bypass the
  * page cache. expected: the dtype that it must have. */
 int
 mn_work_open(struct mn_work *work, int which, const char *path, bool direct, int expected);
-
-/* Does the same, and the memory is the work's own, which may be written to. */
-int
-mn_work_settle_own(struct mn_work *work, struct mn_view *view);
 
 /* Finds the boxes of the label volume in its current state, valid until the next call or the
  * sample's end. With use_cache, looks up and stores boxes of an unchanged file in the cache. */

@@ -56,19 +56,12 @@ check_sizes(const struct mn_work *work, const struct mn_op *op)
     return 0;
 }
 
-/* Pending operations are done for the window alone, except those that depend on a voxel's place. */
-static int
-prepare_window(struct mn_work *work, struct mn_view *view)
-{
-    return mn_view_must_settle(view) ? mn_work_settle(work, view) : 0;
-}
-
 static int
 take_window(struct mn_work *work, const struct mn_op *op, const int64_t *start)
 {
-    int rc = prepare_window(work, &work->image);
+    int rc = mn_work_settle_places(work, &work->image);
     if (rc == 0 && work->label.dtype != MN_DTYPE_NONE) {
-        rc = prepare_window(work, &work->label);
+        rc = mn_work_settle_places(work, &work->label);
         if (rc == 0) {
             mn_view_window(&work->label, start, op->size);
         }
@@ -144,28 +137,6 @@ mn_op_balanced_crop(struct mn_work *work, const struct mn_op *op, uint32_t numbe
     return window_at_box(work, op, &key, box);
 }
 
-static int
-new_volume(struct mn_work *work, struct mn_view *view, int dtype, const int64_t *shape)
-{
-    int64_t bytes = (int64_t)mn_dtype_size(dtype);
-    void *memory = NULL;
-    for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
-        bytes *= shape[axis];
-    }
-    int rc = mn_work_alloc(work, (size_t)bytes, &memory);
-    if (rc == 0) {
-        mn_view_of_block(view, dtype, memory, shape);
-        view->writable = true;
-    }
-    return rc;
-}
-
-static unsigned char *
-memory_of(const struct mn_view *view)
-{
-    return (unsigned char *)(uintptr_t)view->base; /* from new_volume, so it may be written */
-}
-
 /* -- Padding --------------------------------------------------------------------------- */
 
 int
@@ -217,7 +188,7 @@ extend_all(const struct mn_view *whole, const int64_t *before, const int64_t *mi
         after[axis] = shape[axis] - before[axis] - middle[axis];
     }
     for (int64_t c = 0; c < shape[0]; c++) {
-        unsigned char *channel = memory_of(whole) + c * strides[0];
+        unsigned char *channel = mn_view_data(whole) + c * strides[0];
         for (int64_t z = before[1]; z < before[1] + middle[1]; z++) {
             unsigned char *plane = channel + z * strides[1];
             for (int64_t y = before[2]; y < before[2] + middle[2]; y++) {
@@ -259,11 +230,11 @@ pad_view(struct mn_work *work, struct mn_view *view, const struct mn_op *op, dou
                        "Cast before it",
                        mn_dtype_name(view->dtype));
     }
-    rc = new_volume(work, &padded, view->dtype, shape);
+    rc = mn_work_volume(work, &padded, view->dtype, shape);
     if (rc < 0) {
         return rc;
     }
-    unsigned char *middle = memory_of(&padded);
+    unsigned char *middle = mn_view_data(&padded);
     for (int axis = 1; axis < MN_VOLUME_DIMS; axis++) {
         before[axis] = (shape[axis] - view->shape[axis]) / 2;
         middle += before[axis] * padded.strides[axis];
@@ -386,7 +357,7 @@ resample_linear(struct mn_work *work, const struct mn_view *from, const struct m
         float tz, ty;
         int64_t z = place(plane % out[1], in[1], out[1], &tz);
         for (int64_t y = 0; y < out[2]; y++) {
-            unsigned char *at = memory_of(to) + plane * to->strides[1] + y * to->strides[2];
+            unsigned char *at = mn_view_data(to) + plane * to->strides[1] + y * to->strides[2];
             int64_t from_y = place(y, in[2], out[2], &ty);
             linear_one_row(from, from->base + c * from->strides[0], z, tz, from_y, ty, &row,
                            (float *)(void *)at, out[3], work->reader.kernels);
@@ -412,7 +383,7 @@ resample_nearest(struct mn_work *work, const struct mn_view *from, const struct 
             const unsigned char *row = from->base + c * from->strides[0]
                                        + z * from->strides[1]
                                        + nearest(y, in[2], out[2]) * from->strides[2];
-            unsigned char *at = memory_of(to) + plane * to->strides[1] + y * to->strides[2];
+            unsigned char *at = mn_view_data(to) + plane * to->strides[1] + y * to->strides[2];
             for (int64_t x = 0; x < out[3]; x++) {
                 memcpy(at + (size_t)x * voxel, row + column[x], voxel);
             }
@@ -432,9 +403,9 @@ resample_view(struct mn_work *work, struct mn_view *view, const struct mn_op *op
     if (rc < 0 || memcmp(shape, view->shape, sizeof(shape)) == 0) {
         return rc;
     }
-    rc = mn_work_settle(work, view);
+    rc = mn_work_settle(work, view, false);
     if (rc == 0) {
-        rc = new_volume(work, &result, view->dtype, shape);
+        rc = mn_work_volume(work, &result, view->dtype, shape);
     }
     if (rc == 0) {
         rc = linear ? resample_linear(work, view, &result)

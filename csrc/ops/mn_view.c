@@ -15,12 +15,13 @@
 
 /* memcpy, because the source may be unaligned. */
 #define MN_CONVERT(name, S, T, how)                                                     \
-    static void name(T *dst, const char *src, int64_t stride, int64_t n)                \
+    static void name(void *dst, const char *src, int64_t stride, int64_t n)             \
     {                                                                                   \
+        T *to = dst;                                                                    \
         for (int64_t i = 0; i < n; i++) {                                               \
             S v;                                                                        \
             memcpy(&v, src + i * stride, sizeof(v));                                    \
-            dst[i] = how(v);                                                            \
+            to[i] = how(v);                                                             \
         }                                                                               \
     }
 
@@ -28,64 +29,23 @@ MN_CONVERT(f32_from_u8, uint8_t, float, (float))
 MN_CONVERT(f32_from_i16, int16_t, float, (float))
 MN_CONVERT(f32_from_u16, uint16_t, float, (float))
 MN_CONVERT(f32_from_i32, int32_t, float, (float))
-MN_CONVERT(f32_from_f32, float, float, (float))
 MN_CONVERT(f32_from_f64, double, float, (float))
-MN_CONVERT(u8_from_u8, uint8_t, uint8_t, (uint8_t))
 MN_CONVERT(u8_from_i16, int16_t, uint8_t, mn_u8_of_int)
 MN_CONVERT(u8_from_u16, uint16_t, uint8_t, mn_u8_of_int)
 MN_CONVERT(u8_from_i32, int32_t, uint8_t, mn_u8_of_int)
 MN_CONVERT(u8_from_f32, float, uint8_t, mn_u8_of_float)
 MN_CONVERT(u8_from_f64, double, uint8_t, mn_u8_of_float)
 
-static void
-to_f32(float *dst, const char *src, int from, int64_t stride, int64_t n)
-{
-    switch (from) {
-    case MN_DTYPE_U8:
-        f32_from_u8(dst, src, stride, n);
-        break;
-    case MN_DTYPE_I16:
-        f32_from_i16(dst, src, stride, n);
-        break;
-    case MN_DTYPE_U16:
-        f32_from_u16(dst, src, stride, n);
-        break;
-    case MN_DTYPE_I32:
-        f32_from_i32(dst, src, stride, n);
-        break;
-    case MN_DTYPE_F32:
-        f32_from_f32(dst, src, stride, n);
-        break;
-    default:
-        f32_from_f64(dst, src, stride, n);
-        break;
-    }
-}
+typedef void converter(void *dst, const char *src, int64_t stride, int64_t n);
 
-static void
-to_u8(uint8_t *dst, const char *src, int from, int64_t stride, int64_t n)
-{
-    switch (from) {
-    case MN_DTYPE_U8:
-        u8_from_u8(dst, src, stride, n);
-        break;
-    case MN_DTYPE_I16:
-        u8_from_i16(dst, src, stride, n);
-        break;
-    case MN_DTYPE_U16:
-        u8_from_u16(dst, src, stride, n);
-        break;
-    case MN_DTYPE_I32:
-        u8_from_i32(dst, src, stride, n);
-        break;
-    case MN_DTYPE_F32:
-        u8_from_f32(dst, src, stride, n);
-        break;
-    default:
-        u8_from_f64(dst, src, stride, n);
-        break;
-    }
-}
+static converter *const to_f32[] = {
+    [MN_DTYPE_U8] = f32_from_u8,   [MN_DTYPE_I16] = f32_from_i16, [MN_DTYPE_U16] = f32_from_u16,
+    [MN_DTYPE_I32] = f32_from_i32, [MN_DTYPE_F64] = f32_from_f64,
+};
+static converter *const to_u8[] = {
+    [MN_DTYPE_I16] = u8_from_i16, [MN_DTYPE_U16] = u8_from_u16, [MN_DTYPE_I32] = u8_from_i32,
+    [MN_DTYPE_F32] = u8_from_f32, [MN_DTYPE_F64] = u8_from_f64,
+};
 
 static void
 same_dtype(const struct mn_kernels *kernels, char *dst, const char *src, int64_t item,
@@ -116,11 +76,8 @@ mn_convert_row(const struct mn_kernels *kernels, void *dst, int to, const void *
     if (from == to) {
         same_dtype(kernels, dst, src, (int64_t)mn_dtype_size(from), stride, n);
     }
-    else if (to == MN_DTYPE_F32) {
-        to_f32(dst, src, from, stride, n);
-    }
     else {
-        to_u8(dst, src, from, stride, n);
+        (to == MN_DTYPE_F32 ? to_f32 : to_u8)[from](dst, src, stride, n);
     }
 }
 
@@ -164,14 +121,6 @@ mn_view_of_block(struct mn_view *view, int dtype, const void *base, const int64_
     int64_t strides[MN_VOLUME_DIMS];
     mn_strides_of(strides, shape, mn_dtype_size(dtype));
     mn_view_of_memory(view, dtype, base, shape, strides);
-}
-
-void
-mn_view_of_file(struct mn_view *view, const struct mn_npy_file *file)
-{
-    mn_view_of_block(view, file->npy.dtype, NULL, file->npy.shape);
-    view->file = file;
-    view->first_off = (int64_t)file->npy.data_off;
 }
 
 int
@@ -221,17 +170,6 @@ mn_view_flip(struct mn_view *view, int axis)
 {
     move_start(view, (view->shape[axis] - 1) * view->strides[axis]);
     view->strides[axis] = -view->strides[axis];
-}
-
-int
-mn_view_must_settle(const struct mn_view *view)
-{
-    for (int i = 0; i < view->n_points; i++) {
-        if (view->points[i].kind == MN_POINT_NOISE) {
-            return 1;
-        }
-    }
-    return 0;
 }
 
 /* The rows of one plane: `at` is the first voxel of the first row. */

@@ -62,10 +62,6 @@ struct mn_reader {
     struct mn_text *text;
 };
 
-/* Makes a view of the whole of an open file whose header has been read. */
-void
-mn_view_of_file(struct mn_view *view, const struct mn_npy_file *file);
-
 /* Makes a view of any strided memory. */
 void
 mn_view_of_memory(struct mn_view *view, int dtype, const void *base, const int64_t *shape,
@@ -74,6 +70,13 @@ mn_view_of_memory(struct mn_view *view, int dtype, const void *base, const int64
 /* Makes a view of C-contiguous memory. */
 void
 mn_view_of_block(struct mn_view *view, int dtype, const void *base, const int64_t *shape);
+
+/* Returns the voxels of a writable view; NULL if there is no volume. */
+static inline unsigned char *
+mn_view_data(const struct mn_view *view)
+{
+    return view->dtype == MN_DTYPE_NONE ? NULL : (unsigned char *)(uintptr_t)view->base;
+}
 
 /* Fails if a volume of this shape cannot be addressed with any dtype. An axis of -1 is not known
  * yet. */
@@ -98,11 +101,6 @@ mn_view_window(struct mn_view *view, const int64_t *start, const int64_t *size);
 /* Reverses the view along an axis, 1 to 3. */
 void
 mn_view_flip(struct mn_view *view, int axis);
-
-/* Returns whether pending operations must be done before a window or a flip: noise belongs to a
- * voxel's current place. */
-int
-mn_view_must_settle(const struct mn_view *view);
 
 /* Writes the voxels to `to`, with these strides for the axes; the last axis is contiguous. `to`
  * must not overlap the source. */

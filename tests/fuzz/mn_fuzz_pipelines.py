@@ -14,9 +14,9 @@ from typing import Any, Union
 import numpy as np
 import torch
 from ops import reference
+from ops.native import instruction_sets
 
 from fuzz.mn_draws import Draws
-from minato import _ops
 from minato import ops as native
 
 Pair = tuple[np.ndarray, Union[np.ndarray, None]]
@@ -372,7 +372,7 @@ def pipeline(data: bytes) -> None:
     some, (image, label) = operators(draws), arrays(draws)
     keys: list[Any] = [draws.below(256), (draws.below(256), draws.below(256)), -1, (2**64, 1 << 63)]
     key = draws.one_of(keys)
-    kind, level = draws.below(8), draws.below(len(_ops.instruction_sets()) + 1) - 1
+    kind, level = draws.below(8), draws.below(len(instruction_sets()) + 1) - 1
     if kind >= 5:
         of_files(draws, some, image, label, native.operators._split_key(key), level)
         return

@@ -90,8 +90,8 @@ ENVIRONMENT = os.environ | ({} if LIBRARY is None else {"MN_FUZZ_JPEG": LIBRARY.
 ENGINE = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 #: initial inputs, and the sources of csrc that the target needs
 TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
-    "npy": (npy, ("ops/mn_npy.c", "ops/mn_map.c", "ops/mn_fail.c")),
-    "jpeg": (jpeg, ("ops/mn_jpeg.c", "ops/mn_kernels.c", "ops/mn_fail.c")),
+    "npy": (npy, ("ops/mn_npy*.c",)),
+    "jpeg": (jpeg, ("ops/mn_jpeg.c", "ops/mn_kernels.c")),
     "envelope": (envelope, tuple(f"{part}/*.c" for part in ENGINE)),
     "costs": (costs, ("schedule/mn_costs.c", "schedule/policy_*.c")),
 }

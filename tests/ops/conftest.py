@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minato import _ops
+from .native import instruction_sets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,8 +32,8 @@ def make_pair(seed: int, shape, **kwargs) -> tuple[np.ndarray, np.ndarray]:
     return image, make_label(rng, shape, **kwargs)
 
 
-@pytest.fixture(params=range(len(_ops.instruction_sets())),
-                ids=lambda level: _ops.instruction_sets()[level])
+@pytest.fixture(params=range(len(instruction_sets())),
+                ids=lambda level: instruction_sets()[level])
 def level(request) -> int:
     """Each instruction set of this machine."""
     return request.param

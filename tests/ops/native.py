@@ -1,9 +1,52 @@
-"""struct mn_native_pipeline of minato/ops.h, seen through ctypes, as a C host would."""
+"""Parts of minato/ops.h and csrc/ops, seen through ctypes as a C host would."""
 from __future__ import annotations
 
 import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 import numpy as np
+import pytest
+
+from minato.ops import Pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@functools.cache
+def instruction_sets() -> list[str]:
+    """Names by level, plainest first, as this machine has."""
+    names: list[str] = []
+    while True:
+        try:
+            names.append(Pipeline([], _level=len(names)).stats()["instruction_set"])
+        except ValueError:
+            return names
+
+
+@functools.cache
+def draws() -> ctypes.CDLL:
+    """c/mn_ops_draws.c."""
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    sources = [ROOT / "tests/ops/c/mn_ops_draws.c", ROOT / "csrc/ops/mn_kernels.c"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "draws.so"
+        command = [compiler, "-std=c11", "-O3", "-shared", "-fPIC", f"-I{ROOT / 'csrc'}",
+                   f"-I{ROOT / 'minato/include'}", *map(str, sources), "-o", str(out)]
+        subprocess.run(command, check=True)
+        library = ctypes.CDLL(str(out))
+    key = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32]
+    library.uniform.argtypes = [*key, ctypes.c_uint32]
+    library.uniform.restype = ctypes.c_double
+    library.below.argtypes = [*key, ctypes.c_uint32, ctypes.c_uint64]
+    library.below.restype = ctypes.c_uint64
+    library.normals.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *key, ctypes.c_int]
+    return library
 
 
 class Field(ctypes.Structure):

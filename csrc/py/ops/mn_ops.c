@@ -145,30 +145,16 @@ mn_ops_jpeg_baseline(PyObject *Py_UNUSED(module), PyObject *args)
     return bytes;
 }
 
+/* Letters of the buffer protocol. */
 static const struct {
     char format;
-    int size;
     int dtype;
-    const char *string;
 } formats[] = {
-    {'B', 1, MN_DTYPE_U8, "|u1"},  {'h', 2, MN_DTYPE_I16, "<i2"},
-    {'H', 2, MN_DTYPE_U16, "<u2"}, {'i', 4, MN_DTYPE_I32, "<i4"},
-    {'l', 4, MN_DTYPE_I32, "<i4"}, {'f', 4, MN_DTYPE_F32, "<f4"},
-    {'d', 8, MN_DTYPE_F64, "<f8"},
+    {'B', MN_DTYPE_U8},  {'h', MN_DTYPE_I16}, {'H', MN_DTYPE_U16}, {'i', MN_DTYPE_I32},
+    {'l', MN_DTYPE_I32}, {'f', MN_DTYPE_F32}, {'d', MN_DTYPE_F64},
 };
 
 #define N_FORMATS (sizeof(formats) / sizeof(formats[0]))
-
-const char *
-mn_ops_dtype_string(int dtype)
-{
-    for (size_t i = 0; i < N_FORMATS; i++) {
-        if (formats[i].dtype == dtype) {
-            return formats[i].string;
-        }
-    }
-    return "";
-}
 
 char *
 mn_ops_copy_path(PyObject *path)
@@ -197,7 +183,7 @@ dtype_of(const Py_buffer *buffer)
     }
     for (size_t i = 0; i < N_FORMATS; i++) {
         if (format[0] == formats[i].format && format[1] == '\0'
-            && buffer->itemsize == formats[i].size) {
+            && (size_t)buffer->itemsize == mn_dtype_size(formats[i].dtype)) {
             return formats[i].dtype;
         }
     }
@@ -268,77 +254,6 @@ uniform(PyObject *Py_UNUSED(module), PyObject *args)
     return PyFloat_FromDouble(mn_draw_uniform(hi, lo, number, draw));
 }
 
-PyDoc_STRVAR(below_doc, "below(key_hi, key_lo, number, draw, bound) -> 0..bound-1");
-
-static PyObject *
-below(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    unsigned long long hi, lo, bound;
-    unsigned int number, draw;
-    if (!PyArg_ParseTuple(args, "KKIIK", &hi, &lo, &number, &draw, &bound)) {
-        return NULL;
-    }
-    if (bound < 1 || bound > (1ull << 32)) {
-        return PyErr_Format(PyExc_ValueError, "bound must be from 1 to 2**32");
-    }
-    return PyLong_FromUnsignedLongLong(mn_draw_below(hi, lo, number, draw, bound));
-}
-
-PyDoc_STRVAR(normals_doc,
-             "normals(out, first, key_hi, key_lo, number, level)\n\n"
-             "Fills a float32 array with the noise of an operator from element `first` on, "
-             "computed with the instruction set `level` (-1: the best).");
-
-static PyObject *
-normals(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *out;
-    long long first;
-    unsigned long long hi, lo;
-    unsigned int number;
-    int level;
-    Py_buffer buffer;
-    if (!PyArg_ParseTuple(args, "OLKKIi", &out, &first, &hi, &lo, &number, &level)) {
-        return NULL;
-    }
-    const struct mn_kernels *kernels =
-        level < 0 ? mn_kernels_best() : mn_kernels_get(level);
-    if (kernels == NULL || first < 0) {
-        return PyErr_Format(PyExc_ValueError, "no such instruction set, or first is negative");
-    }
-    if (PyObject_GetBuffer(out, &buffer,
-                           PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT) < 0) {
-        return NULL;
-    }
-    if (dtype_of(&buffer) != MN_DTYPE_F32) {
-        PyBuffer_Release(&buffer);
-        return PyErr_Format(PyExc_TypeError, "out must be float32");
-    }
-    struct mn_key key = {hi, lo, number};
-    Py_BEGIN_ALLOW_THREADS
-    kernels->normals(buffer.buf, (int64_t)(buffer.len / 4), first, &key);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&buffer);
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(instruction_sets_doc,
-             "instruction_sets() -> names by level, plainest first, as this machine has");
-
-static PyObject *
-instruction_sets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args))
-{
-    PyObject *list = PyList_New(0);
-    for (int level = 0; list != NULL && mn_kernels_get(level) != NULL; level++) {
-        PyObject *name = PyUnicode_FromString(mn_kernels_get(level)->name);
-        if (name == NULL || PyList_Append(list, name) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(name);
-    }
-    return list;
-}
-
 PyDoc_STRVAR(sample_key_doc,
              "sample_key(keying, seed, epoch, index, sample_seed) -> (key_hi, key_lo)");
 
@@ -376,9 +291,6 @@ PyDoc_STRVAR(jpeg_baseline_doc,
 
 static PyMethodDef functions[] = {
     {"uniform", uniform, METH_VARARGS, uniform_doc},
-    {"below", below, METH_VARARGS, below_doc},
-    {"normals", normals, METH_VARARGS, normals_doc},
-    {"instruction_sets", instruction_sets, METH_NOARGS, instruction_sets_doc},
     {"sample_key", sample_key, METH_VARARGS, sample_key_doc},
     {"jpeg_library", mn_ops_jpeg_library, METH_VARARGS, jpeg_library_doc},
     {"jpeg_size", mn_ops_jpeg_size, METH_VARARGS, jpeg_size_doc},
@@ -401,11 +313,7 @@ exec_module(PyObject *module)
             return -1;
         }
     }
-    return PyModule_AddStringConstant(module, "OPERATOR_CAPSULE", MN_OPERATOR_CAPSULE) < 0
-                   || PyModule_AddStringConstant(module, "NATIVE_CAPSULE",
-                                                 MN_NATIVE_CAPSULE) < 0
-               ? -1
-               : 0;
+    return 0;
 }
 
 static int

@@ -67,8 +67,4 @@ mn_ops_native_capsule(PyObject *owner, struct mn_native_pipeline *native)
 char *
 mn_ops_copy_path(PyObject *path);
 
-/* Returns "|u1" and so on. */
-const char *
-mn_ops_dtype_string(int dtype);
-
 #endif

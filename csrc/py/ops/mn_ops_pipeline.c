@@ -195,7 +195,7 @@ make_output(const struct mn_view *view, PyObject *allocate, int which, Py_buffer
         return Py_NewRef(Py_None);
     }
     PyObject *array = PyObject_CallFunction(
-        allocate, "is(LLLL)", which, mn_ops_dtype_string(view->dtype),
+        allocate, "is(LLLL)", which, mn_dtype_code(view->dtype),
         (long long)view->shape[0], (long long)view->shape[1], (long long)view->shape[2],
         (long long)view->shape[3]);
     struct mn_op_volume volume;

@@ -267,8 +267,8 @@ drive_random(double end)
 #define MOST_VOXELS 400
 #define HASHED_ROUNDS 200
 
-enum { FIND_NONZERO, FIND_OTHER, REVERSE_1, REVERSE_4, SCALE, NORMALIZE, ADD_NOISE, NORMALS,
-       MIX, RESIZE_ROW, MIX_ROWS, LOOPS };
+enum { FIND_NONZERO, FIND_OTHER, REVERSE_1, REVERSE_4, SCALE, NORMALIZE, ADD_NOISE, MIX,
+       RESIZE_ROW, MIX_ROWS, LOOPS };
 
 /* What a loop is called with. Nothing is aligned better than it must be. */
 struct call {
@@ -369,9 +369,6 @@ run_loop(const struct mn_kernels *k, int loop, struct call *c, float *out)
         break;
     case ADD_NOISE:
         k->add_noise(out, c->n, first, &c->key, c->mean, c->std);
-        break;
-    case NORMALS:
-        k->normals(out, c->n, first, &c->key);
         break;
     case MIX:
         k->mix(out, c->a, c->b, c->t, c->n);
@@ -602,7 +599,7 @@ read_pages(int number, bool shorten)
     CHECK(rc == (shorten ? -EIO : 0) && (right || rc != 0));
     CHECK((rc != 0) == (strstr(chars, "became shorter while it was read") != NULL));
     mn_npy_close(&file, &maps);
-    mn_npy_buffer_fini(&buffer);
+    free(buffer.bytes);
     return rc;
 }
 
@@ -636,7 +633,7 @@ drive_mapped(double end, const char *folder)
     do {
         int numbers[4] = {0, 1, 2, 3};
         pthread_t threads[4];
-        mn_maps_init(&maps, rounds % 2 == 0 ? 3 * PAGES * PAGE : UINT64_MAX);
+        maps = (struct mn_maps){.most_bytes = rounds % 2 == 0 ? 3 * PAGES * PAGE : UINT64_MAX};
         for (int i = 0; i < 4; i++) {
             CHECK(pthread_create(&threads[i], NULL, mapped_main, &numbers[i]) == 0);
         }
