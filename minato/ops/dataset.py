@@ -251,14 +251,7 @@ class VolumeDataset:
         """The same samples up to the first place in the pipeline after which they do not get
         smaller. A device does the rest; None if there is no rest. Shares its epoch with this
         dataset. Raises errors from reading the first case's headers."""
-        native = self.pipeline._get()
-
-        def volumes(tail: int) -> list[tuple[str, tuple[int, ...]]]:
-            cases = _ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, tail)
-            found = _fields(cases)[:-1] if tail else _fields(cases)
-            return [(np.dtype(name).name, shape) for name, shape in found]
-
-        at = [volumes(tail) for tail in range(native.tail_most() + 1)]
+        at = [self._volumes(tail) for tail in range(self.pipeline._get().tail_most() + 1)]
         sizes = [sum(np.dtype(v[0]).itemsize * math.prod(v[1]) for v in place) for place in at]
         tail = max(n for n, size in enumerate(sizes) if size == min(sizes))
         before, after = at[tail], at[0]
@@ -273,22 +266,23 @@ class VolumeDataset:
         """The same samples as windows of their cases, for a device that has the cases. None if
         that is not asked for, or the pipeline has other operators. Raises errors from reading the
         first case's headers."""
-        native, crops = self.pipeline._get(), (RandBalancedCrop, RandCrop)
         operators = self.pipeline.operators[1:]
         tail = len(operators) - 1
-        asked = self.resident and operators and isinstance(operators[0], crops)
-        if not asked or native.tail_most() != tail:
+        asked = self.resident and operators and isinstance(operators[0], (RandBalancedCrop, RandCrop))
+        if not asked or self.pipeline._get().tail_most() != tail:
             return None
-        before, after = (
-            _fields(_ops.Cases(native, self.cases[:1], 1, False, 0, 0, self._epoch, n))
-            for n in (tail, 0)
-        )
-        both = [(np.dtype(b[0]).name, np.dtype(a[0]).name, b[1]) for b, a in zip(before, after)]
+        both = [(b[0], a[0], b[1]) for b, a in zip(self._volumes(tail), self._volumes(0))]
         if any(math.prod(shape) >= 2**32 for _, _, shape in both):
             return None
         twin = self._twin(tail)
         twin._places = True
         return Unfinished(twin, [type(op).__name__ for op in operators], both)
+
+    def _volumes(self, tail: int) -> list[tuple[str, tuple[int, ...]]]:
+        """dtype and shape of a sample's volumes before the last operators."""
+        cases = _ops.Cases(self.pipeline._get(), self.cases[:1], 1, False, 0, 0, self._epoch, tail)
+        found = _fields(cases)[:-1] if tail else _fields(cases)
+        return [(np.dtype(name).name, shape) for name, shape in found]
 
     def _twin(self, tail: int) -> VolumeDataset:
         twin = object.__new__(type(self))

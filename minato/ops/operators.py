@@ -96,6 +96,9 @@ def _input(name: str, volume: Volume) -> Any:
 class Operator:
     """Base class of all operators: one step of a pipeline, also callable alone."""
 
+    def __post_init__(self) -> None:
+        self._describe()  # raises ValueError or TypeError for wrong fields
+
     def _describe(self) -> tuple[Any, ...]:
         raise NotImplementedError
 
@@ -135,9 +138,6 @@ class ReadNpy(Operator):
     label: str = "uint8"
     direct: bool = False
 
-    def __post_init__(self) -> None:
-        self._describe()
-
     def _describe(self) -> tuple[Any, ...]:
         dtypes = (_dtype(self.image, DTYPES), _dtype(self.label, DTYPES))
         return _spec(_READ, flag=self.direct, dtypes=dtypes)
@@ -168,9 +168,6 @@ class RandBalancedCrop(Operator):
     include_last: bool = True
     keep_boxes: bool = True
 
-    def __post_init__(self) -> None:
-        self._describe()
-
     def _describe(self) -> tuple[Any, ...]:
         return _spec(_BALANCED, flag=self.include_last, keep_boxes=self.keep_boxes,
                      size=_three("patch", self.patch), p=_probability(self.foreground))
@@ -183,9 +180,6 @@ class RandCrop(Operator):
     patch: int | Sequence[int]
     include_last: bool = True
 
-    def __post_init__(self) -> None:
-        self._describe()
-
     def _describe(self) -> tuple[Any, ...]:
         return _spec(_CROP, flag=self.include_last, size=_three("patch", self.patch))
 
@@ -195,9 +189,6 @@ class RandFlip(Operator):
     """Flips each spatial axis with its probability (1/3 each in the MLPerf reference)."""
 
     p: float | Sequence[float] = 1 / 3
-
-    def __post_init__(self) -> None:
-        self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
         each = _of_each_axis(self.p)
@@ -216,9 +207,6 @@ class Cast(Operator):
 
     image: str | None = "float32"
     label: str | None = "uint8"
-
-    def __post_init__(self) -> None:
-        self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
         image, label = (0 if name is None else _dtype(name, ("float32", "uint8"))
@@ -240,9 +228,6 @@ class RandScaleIntensity(Operator):
     high: float = 1.3
     around_one: bool = False
 
-    def __post_init__(self) -> None:
-        self._describe()
-
     def _describe(self) -> tuple[Any, ...]:
         return _spec(_SCALE, p=_probability(self.p),
                      values=(self.low, self.high, 0.0 if self.around_one else 1.0))
@@ -261,9 +246,6 @@ class RandGaussianNoise(Operator):
     std: float = 0.1
     mean: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._describe()
-
     def _describe(self) -> tuple[Any, ...]:
         if not self.std >= 0.0:
             raise ValueError(f"std must not be negative, got {self.std!r}")
@@ -281,9 +263,6 @@ class Normalize(Operator):
     high: float = 304.0
     mean: float = 101.0
     std: float = 76.9
-
-    def __post_init__(self) -> None:
-        self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
         if not self.low <= self.high:
@@ -306,9 +285,6 @@ class Pad(Operator):
     image: float = 0.0
     label: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._describe()
-
     def _describe(self) -> tuple[Any, ...]:
         if self.mode not in ("edge", "constant"):
             raise ValueError(f"mode must be 'edge' or 'constant', got {self.mode!r}")
@@ -328,9 +304,6 @@ class Resample(Operator):
 
     size: int | Sequence[int] | None = None
     factors: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        self._describe()
 
     def _describe(self) -> tuple[Any, ...]:
         if (self.size is None) == (self.factors is None):
