@@ -1,13 +1,24 @@
 /* See mn_forks.h.
  * SPDX-License-Identifier: Apache-2.0
  */
+#define _GNU_SOURCE
 #include "os/mn_forks.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "os/mn_memfd.h"
+
+/* Maps a page of an empty file, which must not be touched. Returns NULL if that is not possible. */
+static void *
+map_empty(int fd)
+{
+    void *at = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
+    return at != MAP_FAILED ? at : NULL;
+}
 
 /* Makes a file of its own for a fork. Returns NULL if that is not possible. */
 static struct mn_fork *
@@ -21,7 +32,8 @@ own_file(struct mn_forks *forks)
     if (f.fd < 0) {
         return NULL;
     }
-    if (fstat(f.fd, &file) < 0 || mn_memfd_map_empty(f.fd, &f.mapping) < 0) {
+    f.mapping = fstat(f.fd, &file) == 0 ? map_empty(f.fd) : NULL;
+    if (f.mapping == NULL) {
         (void)close(f.fd);
         return NULL;
     }
@@ -47,7 +59,8 @@ shared_file(struct mn_forks *forks)
     for (size_t i = forks->nliving; i > 0; i--) {
         struct mn_fork *f = &forks->living[i - 1];
         if (f->mapping == NULL) {
-            return ours(f) && mn_memfd_map_empty(f->fd, &f->mapping) == 0 ? f : NULL;
+            f->mapping = ours(f) ? map_empty(f->fd) : NULL;
+            return f->mapping != NULL ? f : NULL;
         }
     }
     return NULL;
@@ -136,7 +149,7 @@ forget(struct mn_forks *forks, bool all)
         else if (!ours(&f)) {
             unknown(forks, f.first, f.last);
         }
-        else if (all || !mn_memfd_is_mapped(f.fd)) {
+        else if (all || fcntl(f.fd, F_ADD_SEALS, F_SEAL_WRITE) == 0) { /* no process maps it */
             (void)close(f.fd); /* a child that is being forked now sees that it is no longer ours */
         }
         else {

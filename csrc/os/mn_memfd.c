@@ -5,7 +5,6 @@
 #include "os/mn_memfd.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -39,23 +38,6 @@ int
 mn_memfd_create_empty(const char *name)
 {
     return mn_memfd_open(name, MFD_ALLOW_SEALING);
-}
-
-int
-mn_memfd_map_empty(int fd, void **out)
-{
-    void *addr = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
-    if (addr == MAP_FAILED) {
-        return -errno;
-    }
-    *out = addr;
-    return 0;
-}
-
-bool
-mn_memfd_is_mapped(int fd)
-{
-    return fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) < 0;
 }
 
 int

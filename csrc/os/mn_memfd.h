@@ -9,7 +9,6 @@
  *
  *   mn_memfd_create      close(fd)
  *   mn_memfd_map         mn_memfd_unmap
- *   mn_memfd_create_empty, mn_memfd_map_empty: likewise
  *   mn_memfd_populate    mn_memfd_punch_mapped     (page in, page out)
  *
  * All functions return 0 or a negative errno unless they say otherwise. Ranges are widened to whole
@@ -18,25 +17,15 @@
 #ifndef MN_MEMFD_H
 #define MN_MEMFD_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 /* Returns a descriptor (close-on-exec) of a sparse file of that size; -EINVAL for 0. */
 int
 mn_memfd_create(const char *name, uint64_t bytes);
 
-/* Returns a descriptor of a file without bytes: its mapping marks the processes that inherit it. */
+/* The same for a file without bytes, which can be sealed. */
 int
 mn_memfd_create_empty(const char *name);
-
-/* Maps a page that must not be touched. */
-int
-mn_memfd_map_empty(int fd, void **out);
-
-/* Returns whether any process has such a file mapped. If none has, the file is sealed: do not map
- * it again, because later mappings are not detected. */
-bool
-mn_memfd_is_mapped(int fd);
 
 /* Maps [0, bytes) shared, readable and writable, without reserving memory or swap. */
 int

@@ -373,7 +373,7 @@ SYSTEM: list[tuple[Any, dict[str, int]]] = [
 #: sites that leave something behind by themselves: multiprocessing forgets pipes, and memory that a
 #: child sees is never reused if the child's end cannot be observed
 FORGETFUL = ("multiprocessing/popen_fork.py", "multiprocessing/connection.py",
-             "mn_forks.c", "mn_memfd_create_empty", "mn_memfd_map_empty",
+             "mn_forks.c", "mn_memfd_create_empty",
              "python3.11/subprocess.py")  # fmt: skip
 #: exception types that a user may get
 KINDS = (MemoryError, OSError, RuntimeError, ImportError)

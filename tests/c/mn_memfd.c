@@ -134,27 +134,6 @@ pages_come_and_go(void)
 }
 
 static void
-a_mapping_of_an_empty_file_is_known_of_without_its_descriptor(void)
-{
-    void *p, *other;
-    int before = open_files(), fd = mn_memfd_create_empty("minato-test");
-    CHECK(fd >= 0 && (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
-    make_fail("mmap", ENOMEM, 1);
-    CHECK_EQ(mn_memfd_map_empty(fd, &p), -ENOMEM);
-    CHECK_EQ(mn_memfd_map_empty(fd, &p), 0);
-    CHECK(mn_memfd_is_mapped(fd));
-    CHECK_EQ(mn_memfd_map_empty(fd, &other), 0);
-    CHECK_EQ(mn_memfd_unmap(p, 1), 0);
-    CHECK(mn_memfd_is_mapped(fd));
-    CHECK_EQ(mn_memfd_unmap(other, 1), 0);
-    CHECK(!mn_memfd_is_mapped(fd));
-    CHECK(close(fd) == 0);
-    make_fail("memfd_create", EMFILE, 1);
-    CHECK_EQ(mn_memfd_create_empty("minato-test"), -EMFILE);
-    CHECK_EQ(open_files(), before);
-}
-
-static void
 a_mapped_punch_spares_neighbours(void)
 {
     int fd;
@@ -319,7 +298,6 @@ forks_share_until_told_not_to(void)
 static const struct mn_test tests[] = {
     MN_TEST_ADVISED("plain", pages_come_and_go),
     MN_TEST_ADVISED("plain", a_mapped_punch_spares_neighbours),
-    MN_TEST("plain", a_mapping_of_an_empty_file_is_known_of_without_its_descriptor),
     MN_TEST("plain", populate_without_kernel_help),
     MN_TEST("plain", failures_leave_nothing_open),
     MN_TEST_ADVISED("plain", core_dumps_leave_it_out),
