@@ -158,13 +158,10 @@ mn_cgroup_each(const char *root, const char *controller,
                void (*visit)(void *arg, int version, const char *dir), void *arg)
 {
     struct mn_cgroup_walk walk = {.root = root, .visit = visit, .arg = arg};
-    char dir[MN_CGROUP_PATH_MAX];
     char *save = NULL;
     size_t size = 16384; /* a path per hierarchy, a dozen hierarchies */
     char *text = malloc(size);
-    int len = snprintf(dir, sizeof(dir), "%s/proc/self", root);
-    if (text != NULL && len >= 0 && (size_t)len < sizeof(dir)
-        && mn_cgroup_read(dir, "cgroup", text, size) == 0) {
+    if (text != NULL && mn_cgroup_read(root, "proc/self/cgroup", text, size) == 0) {
         for (char *line = strtok_r(text, "\n", &save); line != NULL;
              line = strtok_r(NULL, "\n", &save)) {
             mn_cgroup_line(&walk, controller, line);
@@ -175,29 +172,18 @@ mn_cgroup_each(const char *root, const char *controller,
 
 /* ---- CPUs by affinity mask and control group quota ---- */
 
-/* The kernel decides the mask's size, and may be built for more CPUs than cpu_set_t holds: EINVAL
- * asks for a larger one. */
+#define MOST_CPUS (1 << 15) /* more than any kernel is built for */
+
 static int
 mn_cpu_affinity(void)
 {
-    for (int cpus = CPU_SETSIZE; cpus <= (1 << 20); cpus *= 2) {
-        cpu_set_t *set = CPU_ALLOC((size_t)cpus);
-        size_t size = CPU_ALLOC_SIZE((size_t)cpus);
-        if (set == NULL) {
-            return 1;
-        }
-        int rc = sched_getaffinity(0, size, set);
-        int err = errno;
-        int count = rc == 0 ? CPU_COUNT_S(size, set) : 0;
+    size_t size = CPU_ALLOC_SIZE(MOST_CPUS);
+    cpu_set_t *set = CPU_ALLOC(MOST_CPUS);
+    int count = set != NULL && sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
+    if (set != NULL) {
         CPU_FREE(set);
-        if (rc == 0) {
-            return count > 0 ? count : 1;
-        }
-        if (err != EINVAL) {
-            return 1;
-        }
     }
-    return 1;
+    return count > 0 ? count : 1;
 }
 
 static void
@@ -321,11 +307,8 @@ static struct mn_mem_facts
 mn_mem_read(const char *root)
 {
     struct mn_mem_facts facts = {0, 0};
-    char dir[MN_CGROUP_PATH_MAX];
     char text[MN_MEM_TEXT];
-    int len = snprintf(dir, sizeof(dir), "%s/proc", root);
-    if (len < 0 || (size_t)len >= sizeof(dir)
-        || mn_cgroup_read(dir, "meminfo", text, sizeof(text)) != 0
+    if (mn_cgroup_read(root, "proc/meminfo", text, sizeof(text)) != 0
         || mn_cgroup_keyed(text, "MemTotal", &facts.total) != 0) {
         return root[0] == '\0' ? mn_mem_ask() : facts;
     }
