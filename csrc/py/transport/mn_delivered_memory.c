@@ -218,7 +218,7 @@ mn_pending_reclaim(struct mn_state *st)
 {
     struct mn_pending *p = st->pending;
     mn_mutex_lock(&p->mutex);
-    struct mn_hold *h = p->first, *keep = NULL, *next;
+    struct mn_hold *h = p->first, *kept = NULL, **end = &kept, *next;
     p->first = NULL;
     if (h != NULL) {
         mn_forks_look(&p->forks);
@@ -236,19 +236,13 @@ mn_pending_reclaim(struct mn_state *st)
             give_back(h);
         }
         else {
-            h->next = keep;
-            keep = h;
+            *end = h;
+            end = &h->next;
         }
     }
-    while (keep != NULL) {
-        next = keep->next;
-        mn_mutex_lock(&p->mutex);
-        keep->next = p->first;
-        p->first = keep;
-        mn_mutex_unlock(&p->mutex);
-        keep = next;
-    }
     mn_mutex_lock(&p->mutex);
+    *end = p->first; /* released meanwhile */
+    p->first = kept;
     forget_if_unseen(p);
     mn_mutex_unlock(&p->mutex);
 }
