@@ -15,7 +15,9 @@ import statistics
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,16 +28,16 @@ from minato.seeding import find_generators, generator_states
 Step = Callable[[int], Any]
 
 
-def only(label: str, force: str | None = None) -> Step:
+def only(label: str) -> Step:
     """Seeding of one global generator."""
-    entries = [e for e in generator_states.plan_all((), (), force) if e[0] == label]
+    entries = [e for e in generator_states.plan_all() if e[0] == label]
     seed = Seeder(entries).seed
     return lambda position: seed(1, 2, position)
 
 
 def private(*generators: Any) -> Step:
     """Seeding of private generators alone."""
-    entries = generator_states.plan_all(generators, (), None)[3:]
+    entries = generator_states.plan_private(generators, ())
     seed = Seeder(entries).seed
     return lambda position: seed(1, 2, position)
 
@@ -58,7 +60,11 @@ def seed_functions(position: int) -> None:
 
 def parts() -> dict[str, Step]:
     seed_all = Seeder(generator_states.plan_all()).seed
-    seed_api = Seeder(generator_states.plan_all(force="setstate")).seed
+    with mock.patch.multiple(
+        generator_states, _random_layout=lambda: None, _random_state_layout=lambda kind: None,
+        _torch_plan=lambda g, seed: ("call", partial(generator_states._set_torch, g), 624),
+    ):  # fmt: skip
+        seed_api = Seeder(generator_states.plan_all()).seed
     nothing = Seeder([]).seed
     return {
         "call without generators": lambda p: nothing(1, 2, p),

@@ -475,13 +475,13 @@ def _is_systems_key(words: tuple[int, ...]) -> bool:
 # ---- plans ----------------------------------------------------------------------------
 
 
-def plan_bitgen(bitgen: Any, force: str | None = None) -> Plan:
+def plan_bitgen(bitgen: Any) -> Plan:
     """The plan for seeding a NumPy bit generator."""
     algorithm = _algorithm(bitgen)
     if algorithm is None:
         return ("call", functools.partial(_set_bitgen, bitgen), 8) \
             if _is_reseedable(bitgen) else ("none",)
-    layout = None if force else _bitgen_layout(type(bitgen))
+    layout = _bitgen_layout(type(bitgen))
     if layout is None:
         return ("call", functools.partial(_set_bitgen, bitgen), algorithm.words)
     return _fill_plan(bitgen, bitgen.lock, None, algorithm, layout)
@@ -505,8 +505,8 @@ def _is_reseedable(bitgen: Any) -> bool:
         return False
 
 
-def _plan_random_state(rs: Any, force: str | None) -> Plan:
-    layout = None if force else _random_state_layout(np.random.RandomState)
+def _plan_random_state(rs: Any) -> Plan:
+    layout = _random_state_layout(np.random.RandomState)
     if layout is None:
         return ("call", functools.partial(_set_random_state, rs), _MT_WORDS)
     return ("state", rs, *layout, plan_bitgen(rs._bit_generator))
@@ -515,13 +515,13 @@ def _plan_random_state(rs: Any, force: str | None) -> Plan:
 _STANDARD = ("random", "getrandbits", "seed", "getstate", "setstate")
 
 
-def _plan_random(rng: random.Random, force: str | None) -> Plan:
+def _plan_random(rng: random.Random) -> Plan:
     """A subclass with its own algorithm must be seeded by its own method; it does not draw from the
     state that it inherits."""
     cls = type(rng)
     if any(getattr(cls, n) is not getattr(random.Random, n) for n in _STANDARD):
         return ("hook", rng.seed)
-    layout = None if force else _random_layout()
+    layout = _random_layout()
     if layout is None:
         return ("call", functools.partial(_set_random, rng), _MT_WORDS)
     return _fill_plan(rng, None, "gauss_next", _MT, layout)
@@ -542,45 +542,49 @@ def _chosen_seed(generator: Any) -> int | None:
     return None if info is None or seed == info.seed else seed
 
 
-def _plan_torch(generator: Any, force: str | None) -> Plan:
+def _plan_torch(generator: Any) -> Plan:
     """Only CPU generators are Mersenne Twisters; others take a seed."""
     if generator.device.type != "cpu" or _torch_layout() is None:
         return ("hook", generator.manual_seed)
-    if force:
-        return ("call", functools.partial(_set_torch, generator), _MT_WORDS)
     chosen = _chosen_seed(generator) if generator is torch.default_generator else None
     return _torch_plan(generator, chosen)
 
 
-def _globals(force: str | None) -> Iterator[tuple[str, int, Plan]]:
-    yield "random", STREAM_RANDOM, _plan_random(random._inst, force)
-    yield "numpy", STREAM_NUMPY, _plan_random_state(np.random.mtrand._rand, force)
-    yield "torch", STREAM_TORCH, _plan_torch(torch.default_generator, force)
+def plan_all() -> list[tuple[str, int, Plan]]:
+    """Plans for a Seeder of the global generators."""
+    return [
+        ("random", STREAM_RANDOM, _plan_random(random._inst)),
+        ("numpy", STREAM_NUMPY, _plan_random_state(np.random.mtrand._rand)),
+        ("torch", STREAM_TORCH, _plan_torch(torch.default_generator)),
+    ]
+
+
+#: the number of them
+GLOBALS = 3
 
 
 def probe_globals() -> None:
     """Probes the global generators once, so that forks of this process need not: this saves each
     worker 2 to 5 ms."""
-    for _ in _globals(None):
-        pass
+    plan_all()
 
 
-def _plan_private(obj: Any, force: str | None) -> tuple[str, Plan]:
+def _plan_private(obj: Any) -> tuple[str, Plan]:
     kind, name = generator_kind(mro_of(type(obj))), type(obj).__name__
     if kind == "random":
-        return name, _plan_random(obj, force)
+        return name, _plan_random(obj)
     if kind == "torch":
-        return f"{name}({obj.device.type})", _plan_torch(obj, force)
+        return f"{name}({obj.device.type})", _plan_torch(obj)
     if kind == "bitgen":
-        return name, plan_bitgen(obj, force)
+        return name, plan_bitgen(obj)
     if kind == "numpy":
         bitgen = bitgen_of(obj)
-        return f"{name}({type(bitgen).__name__})", plan_bitgen(bitgen, force)
+        return f"{name}({type(bitgen).__name__})", plan_bitgen(bitgen)
     if kind == "sequence":
         return name, _plan_sequence(obj)
     if kind == "legacy":
         bitgen = obj._bit_generator
-        return f"{name}({type(bitgen).__name__})", _plan_random_state(obj, force)
+        return f"{name}({type(bitgen).__name__})", _plan_random_state(obj)
     raise TypeError(f"cannot seed a {name}: not a generator of random, NumPy or torch")
 
 
@@ -598,28 +602,14 @@ def opencv_plans(keeps_own: bool) -> list[tuple[Any, ...]]:
     return [("cv2", STREAM_OPENCV, ("hook", lambda seed: set_seed(seed >> 32)), own)]
 
 
-def plan_all(private: Iterable[Any] = (), hooks: Iterable[Any] = (),
-             force: str | None = None) -> list[tuple[Any, ...]]:
-    """Plans for a Seeder of the global generators, of private ones in a fixed order (it decides
-    their streams), and of functions that take a 63-bit seed, called after all generators are
-    seeded. force: "setstate" uses the public APIs throughout, with the same states; for tests.
-    Raises TypeError for a private generator of an unknown kind."""
-    if force not in (None, "setstate"):
-        raise ValueError(f"force must be None or 'setstate', not {force!r}")
-    return [*_globals(force), *plan_private(private, hooks, force)]
-
-
-#: entries of plan_all() for the global generators, which come first
-GLOBALS = 3
-
-
-def plan_private(private: Iterable[Any], hooks: Iterable[Any], force: str | None = None,
+def plan_private(private: Iterable[Any], hooks: Iterable[Any],
                  own_seeds: Sequence[int] = ()) -> list[tuple[Any, ...]]:
-    """The entries of plan_all() that belong to a dataset. own_seeds: by generator, see
-    own_seed()."""
+    """Plans for a Seeder of private generators in a fixed order, which decides their streams, and of
+    functions that take a 63-bit seed, called after all generators are seeded. own_seeds: by generator,
+    see own_seed(). Raises TypeError for a generator of an unknown kind."""
     plans: list[tuple[Any, ...]] = []
     for k, obj in enumerate(private):
-        name, plan = _plan_private(obj, force)
+        name, plan = _plan_private(obj)
         own = own_seeds[k] if own_seeds else 0
         stream = STREAM_PRIVATE if own else STREAM_PRIVATE + k
         plans.append((f"private[{k}] {name}", stream, plan, own))

@@ -199,7 +199,7 @@ def test_words_depend_on_key_parts_and_stream() -> None:
 def test_private_fill_equals_public_api(name: str) -> None:
     filled, by_api = PRIVATE[name](), PRIVATE[name]()
     other = np.random.PCG64(1)  # so that the one tested is not the first
-    fill, api = seeder_of([other, filled]), seeder_of([other, by_api], force="setstate")
+    fill, api = seeder_of([other, filled]), seeder_of([other, by_api], public=True)
     assert list(fill.describe().values()) == ["filled"] * 5
     assert list(api.describe().values()) == ["setstate"] * 5
     states = []
@@ -279,7 +279,7 @@ def test_swapped_global_bit_generator_is_followed(name: str) -> None:
     assert (state["has_gauss"], state["gauss"]) == (0, 0.0)
     assert public_state(original) == untouched
     by_fill = public_state(swapped)
-    seeder_of(force="setstate").seed(1, 2, 3)
+    seeder_of(public=True).seed(1, 2, 3)
     assert public_state(swapped) == by_fill
     np.random.set_bit_generator(original)
     seeder.seed(1, 2, 3)
@@ -356,8 +356,6 @@ def test_arguments_are_checked() -> None:
         seeder_of().seed(0, 0)
     with pytest.raises(TypeError, match="callable"):
         seeder_of(hooks=[3])
-    with pytest.raises(ValueError, match="force"):
-        seeder_of(force="fill")
     seeder_of().seed(np.int64(1), np.uint8(2), True)
 
 
@@ -605,11 +603,11 @@ def test_lock_held_at_fork_does_not_hang_child() -> None:
 # ---- memory ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("force", [None, "setstate"])
-def test_nothing_leaks(force: str | None) -> None:
+@pytest.mark.parametrize("public", [False, True])
+def test_nothing_leaks(public: bool) -> None:
     private = [PRIVATE[n]() for n in PRIVATE]
-    seeder = seeder_of(private, hooks=[abs], force=force)
-    times = 50_000 if force is None else 300
+    seeder = seeder_of(private, hooks=[abs], public=public)
+    times = 300 if public else 50_000
     watched = [*private, torch.default_generator, np.random.mtrand._rand, abs]
 
     def rounds() -> tuple[int, list[int]]:
