@@ -10,7 +10,8 @@
  *
  * policy_dispatch.h decides which task starts next, and mn_plan_next.c whether memory allows it.
  * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
- * the plan is asked for each worker separately: mn_plan_locality.c.
+ * the plan is asked for each worker separately: mn_plan_locality.c. All functions need the owner's
+ * mutex, unless they say otherwise.
  *
  * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
  * about one millisecond of work or a quarter of a task for each worker.
@@ -75,7 +76,10 @@ struct mn_plan_rows {
 
 struct mn_plan_batch {
     uint64_t sequence; /* position in the order of delivery, over all epochs */
-    uint64_t number, epoch, position, base_seed, user_epoch;
+    uint64_t number;   /* in its epoch; a resumed epoch does not begin at 0 */
+    uint64_t epoch;    /* for seeds */
+    uint64_t position; /* of its first sample in the sampler's order of the epoch */
+    uint64_t base_seed, user_epoch;
     uint32_t nrows;
     uint32_t spares; /* spare indices that follow those of the rows */
     uint32_t seeded;
@@ -264,7 +268,7 @@ uint64_t
 mn_plan_depth(const struct mn_plan *p);
 
 /* Finds the task to start next, for any worker; mn_plan_next_in_order() finds the first in order,
- * for when memory refuses the other. Returns whether there is one. */
+ * for when memory refuses the other or a queue is full. Returns whether there is one. */
 bool
 mn_plan_next_task(struct mn_plan *p, const struct mn_plan_facts *f, struct mn_plan_start *out);
 
@@ -395,7 +399,7 @@ mn_plan_window(const struct mn_plan *p);
 struct mn_planned *
 mn_plan_at(const struct mn_plan *p, uint64_t sequence);
 
-/* Returns whether the batch to deliver next is the first of an epoch. */
+/* Returns whether the batch to deliver next is the first of an epoch that was not resumed. */
 bool
 mn_plan_begins(const struct mn_plan *p);
 

@@ -9,14 +9,15 @@
  * worker. A piece that was cheaper where it was made last time (home) goes to that worker. The rest
  * has no owner and goes to the dispatcher. A worker that has nothing of its own to start takes, in
  * this order:
- *   1. the piece of least slack that has no owner, with all that is planned of its chain. It
- *      never enters a chain of another worker, because such chains are in that worker's share;
+ *   1. the piece of least slack that has no owner (in order: the head's, if there is one), with all
+ *      that is planned of its chain. It never enters a chain of another worker, because such chains
+ *      are in that worker's share;
  *   2. the far half of another worker's share;
  *   3. the tasks that wait on the queue of a worker that its current task holds up.
  *
- * No deadlock: the head is never refused memory. Its tasks are first in any share that has them,
- * because shares are in the order of delivery. The shares of workers that do not exist go back to
- * the dispatcher at each look.
+ * No deadlock: the head is never refused memory, except for a moment (may_lie() in
+ * mn_plan_next.c). Its tasks are first in any share that has them, because shares are in the order
+ * of delivery. The shares of workers that do not exist go back to the dispatcher at each look.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -153,6 +154,7 @@ mn_pieces_reset(struct mn_plan *p)
     p->shares.chain.owner = -1;
 }
 
+/* Gives a piece that has no owner to the dispatcher. */
 static void
 piece_offer(struct mn_plan *p, struct mn_piece *x)
 {
@@ -628,7 +630,8 @@ piece_of(const struct mn_plan *p, const struct mn_dispatch_choice *c)
     return &q->pieces[number];
 }
 
-/* Returns the piece of least slack that has no owner; NULL if none may start. */
+/* Returns the piece of least slack that has no owner; in order the head's, if there is one. NULL if
+ * none may start. */
 static struct mn_piece *
 unowned(struct mn_plan *p, struct mn_plan_round *r)
 {

@@ -301,9 +301,9 @@ may_lie(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_planne
 
 /* ---- the memory limit ----
  *
- * A task of the head always starts, unless a formed batch waits: that one was the head. Another
- * starts if what is used, its batch, and a reserve for the largest batch known fit the limit. So a
- * batch over the limit passes alone.
+ * A task of the head starts whatever is used, unless a formed batch waits: that one was the head.
+ * Another starts if what is used, its batch, and a reserve for the largest batch known fit the
+ * limit. So a batch over the limit passes alone.
  * No deadlock: the head, or the formed batch, is delivered and frees its memory, and the next batch
  * becomes the head. may_lie() may delay a head, but not longer than a worker idles.
  * Bound: a task past the head leaves at most limit - reserve in use, and the head uses at most the

@@ -155,8 +155,8 @@ struct mn_piece {
 /* What begins at a row: struct mn_planned, border. */
 enum { CHAIN = 1, PIECE = 2, OPENING = 4 };
 
-/* Gives what has not started of a batch to the dispatcher, or to the worker that owns it. Returns 0
- * or -ENOMEM. */
+/* Gives what has not started of a batch to the dispatcher, or to the worker that owns it. Needs the
+ * lock of the costs. Returns 0 or -ENOMEM. */
 int
 mn_pieces_insert(struct mn_plan *p, struct mn_planned *q, const int64_t *cost);
 

@@ -2,11 +2,12 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors
- *   One caller (the engine, under its mutex) inserts the tasks of coming batches. Whenever a worker
- *   is free, it asks for the task to start, and takes it out. A task is one sample, or a chunk of
- *   neighbouring cheap samples of one batch (policy_chunk.h). A task that is queued before a worker
- *   is free was chosen early. In simulation one task per worker queued ahead cost nothing, because
- *   the order itself rarely changes.
+ *   One caller (the plan, under the engine's mutex) inserts the tasks of coming batches. Whenever a
+ *   worker is free, it asks for the task to start, and takes it out. A task is one sample, or a
+ *   chunk of neighbouring cheap samples of one batch (policy_chunk.h), or, while neighbours are
+ *   kept together, a piece of several chunks (mn_plan_locality.c). A task that is queued before a
+ *   worker is free was chosen early. In simulation one task per worker queued ahead cost nothing,
+ *   because the order itself rarely changes.
  *
  * Slack
  *   period   predicted time between two batches (mn_dispatch_period)
@@ -22,8 +23,8 @@
  *   One worker alone has no excess and no finale: it follows the sampler's order. Its dataset may
  *   rely on that, such as one that reads on in a file.
  *   Negative slack is a start that is overdue from the beginning, which only the first
- *   batches of an epoch have. Among these the earlier batch counts: slow samples of batches
- *   1, 2, ... do not push all of batch 0 back. They wait only for the work of batch 0.
+ *   batches of all have, as batches count over epochs. Among these the earlier batch counts: slow
+ *   samples of batches 1, 2, ... do not push all of batch 0 back. They wait only for its work.
  *
  * Tasks that may start (mn_dispatch_peek)
  *   W: slack <= (head + window - 1) * period, with head the next batch to deliver. For
@@ -99,8 +100,8 @@
 #define MN_DISPATCH_CLASSES 128
 
 struct mn_dispatch_task {
-    int64_t position; /* of its first sample in the sampler's order; unique */
-    int64_t batch;    /* number of its batch */
+    int64_t position; /* of its first sample among all that were planned, over epochs; unique */
+    int64_t batch;    /* the plan's sequence of its batch, over epochs */
     int64_t cost_ns;  /* predicted */
     uint64_t tag;     /* owned by the caller */
 };
@@ -199,16 +200,16 @@ int
 mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                 const struct mn_dispatch_task *task, enum mn_dispatch_why *why);
 
-/* Returns the key of mn_dispatch_peek(): of two tasks the one with less slack comes first. */
+/* Returns the slack of a task, which may be negative; see the order above. */
 int64_t
 mn_dispatch_slack(const struct mn_dispatch *d, const struct mn_dispatch_task *task);
 
-/* Finds the first task in the sampler's order, for when the budget refuses the other. Returns MN_OK
- * or MN_EMPTY. */
+/* Finds the first task in the order of planning: for when memory refuses the other, or a queue is
+ * full, or to prefer the head. Returns MN_OK or MN_EMPTY. */
 int
 mn_dispatch_first(const struct mn_dispatch *d, struct mn_dispatch_choice *out);
 
-/* Takes a task out, by the node of a choice made since the last change. */
+/* Takes a task out, by its node: of a choice made since the last change, or from insert. */
 void
 mn_dispatch_take(struct mn_dispatch *d, uint32_t node);
 
