@@ -277,7 +277,7 @@ mn_batch_accept(struct mn_engine *e, struct mn_batch *b)
     mn_batch_accept_some(e, b);
     enum mn_block_status status = mn_engine_poll(e, b->planned.block_off);
     if (status != MN_BLOCK_BUSY && b->planned.state < MN_BATCH_DONE) {
-        if (e->plan != NULL) {
+        if (e->plan != NULL && mn_plan_at(e->plan, b->planned.sequence) == &b->planned) {
             mn_plan_done(e->plan, &b->planned);
         }
         b->planned.state = MN_BATCH_DONE;

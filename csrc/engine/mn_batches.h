@@ -71,8 +71,8 @@ mn_engine_done_ns(struct mn_engine *e, uint64_t block_off);
 
 /* Makes the batch's block, with fields and PLANNED tasks, cut at row0[0..ntasks]; PART tasks are
  * followed by one more task that collates them. Then the batch is in flight and held once more.
- * Returns 0. On failure sets e->refusal and returns -EAGAIN if no descriptors are free or memory is
- * lent, else -ENOMEM. */
+ * Returns 0. On failure sets e->refusal and returns -EAGAIN if no descriptors are free, else
+ * -ENOMEM. */
 int
 mn_batch_make(struct mn_engine *e, struct mn_batch *b, const struct mn_form *form,
               const uint32_t *row0, uint32_t ntasks);

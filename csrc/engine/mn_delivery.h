@@ -7,7 +7,7 @@
  *
  * The plan (schedule/mn_plan.h) says what starts next; the order says which of the results the
  * program gets next. Balanced scheduling only. All functions need the engine's mutex. Those that
- * learn from finished batches, and add, take the lock of the costs.
+ * learn from finished batches take the lock of the costs; add needs it.
  */
 #ifndef MN_DELIVERY_H
 #define MN_DELIVERY_H
@@ -39,7 +39,8 @@ struct mn_delivery {
     bool (*pick)(struct mn_engine *e, uint64_t *sequence, uint64_t *block_off);
     /* Returns whether there is a batch to deliver. */
     bool (*any)(struct mn_engine *e);
-    /* Returns how many batches are done and not taken, up to the plan's starved_below. */
+    /* Returns how many batches are done and not taken: in order from the head on; else at least as
+     * many as the plan's starved_below, if there are that many. */
     int64_t (*ready)(struct mn_engine *e);
     /* Frees the batch that pick() gave, which the caller has read. Returns -EINVAL if it was not
      * given as the next one, or was taken. */

@@ -6,7 +6,7 @@
  * everything that the trainer owns (mn_records.h) has one writer at a time. The engine thread
  * never needs the GIL and takes no signal.
  *
- * Life of a block (one batch):
+ * Life of a block (one batch; balanced scheduling plans it first, and next waits for it):
  *   submit   takes the block from the input region, fields from the arena, tasks from the free
  *            stack; puts the tasks on a queue
  *   workers  claim tasks, write rows, make each task DONE

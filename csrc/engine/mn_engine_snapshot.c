@@ -162,15 +162,15 @@ mn_engine_read(struct mn_engine *e, uint64_t block_off, uint32_t serial, uint64_
                struct mn_reading *out)
 {
     mn_mutex_lock(&e->mutex);
+    struct mn_block *block = mn_block_at(&e->shm, block_off);
     const struct mn_batch *b = in_flight(e, block_off, serial);
-    if (b != NULL) {
-        struct mn_block *block = mn_block_at(&e->shm, block_off);
-        *out = (struct mn_reading){.status = mn_engine_poll(e, block_off),
-                                   .in_rows = all_in_rows(e, b, block),
-                                   .copy = !may_retain(e, row_bytes * block->nrows)};
-        e->refs++;
-    }
+    e->refs += b != NULL;
+    out->copy = b != NULL && !may_retain(e, row_bytes * block->nrows);
     mn_mutex_unlock(&e->mutex);
+    if (b != NULL) { /* it is the caller's */
+        out->status = mn_engine_poll(e, block_off);
+        out->in_rows = all_in_rows(e, b, block);
+    }
     return b != NULL;
 }
 
@@ -207,7 +207,10 @@ mn_engine_progress(struct mn_engine *e)
             out.planned += off == 0;
             out.ready += off != 0 && mn_engine_poll(e, off) != MN_BLOCK_BUSY;
         }
-        out.displaced_max = mn_delivery_displaced(e, &out.displaced_sum);
+        if (e->cfg.ready_batch != 0) { /* what has ended has left the plan */
+            out.ready = (uint64_t)e->delivery->ready(e);
+            out.displaced_max = mn_delivery_displaced(e, &out.displaced_sum);
+        }
     }
     mn_mutex_unlock(&e->mutex);
     return out;

@@ -111,7 +111,7 @@ struct mn_engine {
     uint64_t stuck_ns;       /* since when memory is too short for the plan's head; 0: it is not */
     struct mn_flight flight;
     struct mn_refusal refusal; /* of the last batch that could not be made */
-    struct mn_waits waits;   /* caller's thread only */
+    struct mn_waits waits;   /* only the caller's thread writes it */
     uint64_t held;           /* waits during which the memory limit held tasks back */
     uint64_t refs;           /* ranges handed out, pins, and one while the engine is open */
     uint64_t idle_ns;        /* since when a lease waits only for idle workers; 0: it does not */

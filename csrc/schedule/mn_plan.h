@@ -105,8 +105,8 @@ struct mn_chain {
 enum mn_batch_state {
     MN_BATCH_PLANNED = 0,
     MN_BATCH_QUEUED = 1,    /* it has a block, and tasks of it may be queued */
-    MN_BATCH_DONE = 2,      /* its block was seen done or lost, or it is refused; this is final */
-    MN_BATCH_TAKEN = 3,     /* it has left the plan: delivered, or rows of it are formed */
+    MN_BATCH_DONE = 2,      /* its block was seen done or lost, or it is refused */
+    MN_BATCH_TAKEN = 3,     /* it has left the plan: delivered, or (ready mode) to be formed */
     MN_BATCH_ABANDONED = 4, /* it will not be delivered */
 };
 
@@ -375,8 +375,7 @@ struct mn_plan_view {
     bool unreleased;     /* a batch waits until the program releases the one that it had before */
     uint32_t capacity;   /* in batches; never grows */
     uint64_t batch_bytes; /* of the largest batch so far */
-    int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown. The caller's
-                          * thread writes it, and reads it without the lock */
+    int64_t consumer_ns; /* the caller's time for a batch, running mean; 0: unknown */
     uint64_t starts[6];  /* tasks started, by enum mn_dispatch_why */
     uint64_t helped;     /* times that a worker took over part of another worker's share */
 };

@@ -63,6 +63,19 @@ def test_number_in_place_of_block_raises(engines: list[Any]) -> None:
         _core.Block()
 
 
+def test_number_that_closes_the_engine() -> None:
+    engine = _core.Engine(1, 0, False, window=2)
+    block = place(engine, 1.0)
+
+    class Closing:
+        def __index__(self) -> int:
+            engine.close()
+            return 2
+
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.decode(block, SMALL.core, None, Closing())
+
+
 def test_foreign_or_dead_block_is_refused(engines: list[Any]) -> None:
     """Any order of making, asking and freeing; freed memory is reused for new blocks."""
     chance = random.Random(7)

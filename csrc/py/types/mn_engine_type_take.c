@@ -58,7 +58,7 @@ open_block(PyObject *self, struct mn_engine *e, PyObject *block, PyObject *layou
 {
     const struct mn_block_object *b =
         mn_is_layout(self, layout) ? mn_block_of(self, block) : NULL;
-    if (b == NULL) {
+    if (b == NULL || mn_engine_get(self) == NULL) { /* converting a number may have closed it */
         return 0;
     }
     uint64_t row_bytes = ((struct mn_layout *)layout)->all_bytes;
