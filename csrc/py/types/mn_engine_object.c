@@ -134,16 +134,6 @@ mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off)
     return e;
 }
 
-struct mn_engine *
-mn_engine_of_done(PyObject *self, PyObject *block, uint64_t *block_off)
-{
-    struct mn_engine *e = mn_engine_of_block(self, block, block_off);
-    if (e != NULL && mn_engine_poll(e, *block_off) == MN_BLOCK_BUSY) {
-        return (void *)PyErr_Format(PyExc_ValueError, "the block's batch is not done");
-    }
-    return e;
-}
-
 static void
 dealloc(PyObject *self)
 {

@@ -78,10 +78,6 @@ mn_block_of(PyObject *engine, PyObject *block);
 struct mn_engine *
 mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off);
 
-/* Does the same for a batch of which no worker has a task. */
-struct mn_engine *
-mn_engine_of_done(PyObject *self, PyObject *block, uint64_t *block_off);
-
 /* Returns the Epoch. NULL with an exception. */
 struct mn_epoch *
 mn_epoch_of(PyObject *engine, PyObject *epoch);

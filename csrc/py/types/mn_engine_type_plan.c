@@ -539,8 +539,11 @@ mn_engine_py_retire(PyObject *self, struct mn_engine *e, PyObject *block)
                                 "the block is not what next() gave, or was retired");
         }
     }
-    else if (mn_engine_of_done(self, block, &off) == NULL) {
+    else if (mn_engine_of_block(self, block, &off) == NULL) {
         return NULL;
+    }
+    else if (mn_engine_poll(e, off) == MN_BLOCK_BUSY) {
+        return PyErr_Format(PyExc_ValueError, "the block's batch is not done");
     }
     else {
         mn_engine_retire(e, off);
