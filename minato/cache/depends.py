@@ -727,7 +727,7 @@ class Depends:
             found = [pickle.dumps(value, 4)]
         except Exception as failed:
             return self._refuse(value, where, str(error or failed))
-        self.reach_all(f"{where} is of the type {type(value).__module__}.{type(value).__qualname__}")
+        self._reach_for(value, where)
         return found
 
     def _refuse(self, value: Any, where: str, why: str) -> list[bytes]:
@@ -735,8 +735,11 @@ class Depends:
         if not self._answered:
             raise refused from None
         self.uncompared = self.uncompared or str(refused)
-        self.reach_all(f"{where} is of the type {type(value).__module__}.{type(value).__qualname__}")
+        self._reach_for(value, where)
         return self._opaque(value, where)
+
+    def _reach_for(self, value: Any, where: str) -> None:
+        self.reach_all(f"{where} is of the type {type(value).__module__}.{type(value).__qualname__}")
 
     @staticmethod
     def _refused(value: Any, where: str, why: str) -> Unknown:
