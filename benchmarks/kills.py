@@ -122,7 +122,8 @@ class Killer(threading.Thread):
                     del self.dead[place]
             if now >= next_kill and self.kills < self.most:
                 next_kill = now + self.rng.uniform(0.03, 0.2)
-                if self.rng.random() < 1 / 8:
+                begun = any(entry["state"] == READY for entry in entries)
+                if begun and self.rng.random() < 1 / 8:  # before, its death is the loader's error
                     self._kill_helpers()
                 else:
                     self._kill(entries, now)
@@ -137,7 +138,6 @@ class Killer(threading.Thread):
                 return
             self.dead[place] = entries[place]["pid"], now
             self.kills += 1
-
 
     def _kill_helpers(self) -> None:
         with contextlib.suppress(ProcessLookupError, RuntimeError, ValueError):  # it ends by itself
