@@ -30,7 +30,7 @@ from torch.utils.data import IterableDataset
 from .dataset_calls import is_stateful, own_attributes
 from .errors import Failure
 from .seeding.order_generators import all_global
-from .time_share import TimeShare
+from .time_limits import TimeShare
 
 #: nanoseconds: a snapshot that takes less travels with every batch
 CHEAP_NS = 500_000

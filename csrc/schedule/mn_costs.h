@@ -8,10 +8,10 @@
 #ifndef MN_COSTS_H
 #define MN_COSTS_H
 
-#include "schedule/policy_bytes.h"
+#include "schedule/policy_cost_by_bytes.h"
 #include "schedule/policy_chunk.h"
 #include "schedule/policy_cost.h"
-#include "schedule/policy_hint.h"
+#include "schedule/policy_cost_by_hint.h"
 #include "schedule/policy_locality.h"
 
 struct mn_costs {
@@ -73,7 +73,7 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
 
 /* Fills in the predicted wall time of each index, or 0 if nothing is known of any index. An unknown
  * index gets the mean or, with usual, at most the median, so that it does not count as slow. hint:
- * from the dataset, for each sample (policy_hint.h), or NULL. */
+ * from the dataset, for each sample (policy_cost_by_hint.h), or NULL. */
 void
 mn_costs_predict(struct mn_costs *c, const int64_t *index, const float *hint, uint32_t n,
                  bool usual, int64_t *out_ns);

@@ -21,7 +21,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
 from ..errors import Failure
-from ..time_share import Deadline
+from ..time_limits import Deadline
 from ..workers import grace
 from ..workers.threads import start_quietly
 from .copies import FEWEST, Copier, Copies

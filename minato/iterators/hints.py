@@ -3,7 +3,7 @@
 ``cost_hint(index, *, seed, epoch)`` predicts a cost. A dataset without it often holds its files as a
 list, one entry for each sample: paths, or tuples or dicts with paths in them (torchvision's folders,
 MONAI's data lists). Their sizes are known before any sample was made.
-csrc/schedule/policy_bytes.h learns whether they say anything.
+csrc/schedule/policy_cost_by_bytes.h learns whether they say anything.
 
 A dataset may offer ``locality_key(index)``: any hashable, equal for samples that are cheaper
 in succession because they share an opened file or another costly resource (a row group, a shard, a
@@ -33,7 +33,7 @@ from ..errors import add_note, program_level, stop_iteration_error
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
-from ..time_share import TimeShare
+from ..time_limits import TimeShare
 from ..workers.fetching import seed_place
 from .across_iterators import Memo
 

@@ -46,7 +46,7 @@ if CORE:
         BY_INDEX, OF_COLLATE, AllLeftOut, Unseeded, fetched, made, tolerated,
     )  # fmt: skip
     from ..workers.on_error import Ahead, Spares, Tolerant
-    from .failures import Amended, ErrorsAllowed
+    from .failed_batches import Amended, ErrorsAllowed
 
 class SeededHere:
     """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,

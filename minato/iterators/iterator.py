@@ -55,7 +55,7 @@ from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
 from .across_iterators import memo_of
-from .failures import Amended, ErrorsAllowed
+from .failed_batches import Amended, ErrorsAllowed
 from .hints import CostHints, groups_of
 from .planner import Making, Planner
 from .position import Position

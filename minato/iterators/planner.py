@@ -19,7 +19,7 @@ from ..transport.rows_or_whole import EngineTransport
 from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
 from ..workers.on_error import Ahead, FatalIndex, Spares
-from .failures import lost_sample
+from .failed_batches import lost_sample
 from .hints import CostHints, Groups
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position

@@ -31,7 +31,7 @@ from .across_iterators import DatasetEpochs, Memo
 from .samplers import DrawDetector, Reordering, SamplerStates
 
 if TYPE_CHECKING:
-    from .failures import ErrorsAllowed
+    from .failed_batches import ErrorsAllowed
 
 
 class Position:

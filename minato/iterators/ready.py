@@ -23,7 +23,7 @@ from ..errors import Failure, LoaderFailure
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
 from ..workers.on_error import Spares
-from .failures import Part, note
+from .failed_batches import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner
 from .receiver import GONE, CollatesHere, Entry, Receiver, read_entries

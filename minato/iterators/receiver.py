@@ -34,7 +34,7 @@ from .._core import NEXT_HEALTH, NEXT_PLAN, Block, Engine
 from .._records import Envelope
 from ..device.pinned import Pinner, Pinning
 from ..errors import Failure
-from ..time_share import Deadline
+from ..time_limits import Deadline
 from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..transport.uncollatable import by_index, why
@@ -44,7 +44,7 @@ from ..workers.answers import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REFUSED, REPLACED, parted,
 )  # fmt: skip
 from ..workers.on_error import FailedSample
-from .failures import Amended, Part, lost, no_room, note, refused, unread
+from .failed_batches import Amended, Part, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .position import Position
 from .supervisor import Supervisor

@@ -41,7 +41,7 @@ from ..errors import program_level
 from ..option_values import option
 from ..seeding.order_generators import batch_size_of, fingerprint, sampler_of
 from ..stateful import load_state
-from ..time_share import TimeShare
+from ..time_limits import TimeShare
 from ..typing import State
 from .across_iterators import Memo, Said
 

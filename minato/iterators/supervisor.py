@@ -36,10 +36,10 @@ from ..observe.measurements import Watch
 from ..observe.verdict import Facts
 from ..options import Options
 from ..seeding.order_generators import SYSTEMS_SEEDS, seed_of
-from ..time_share import Deadline
+from ..time_limits import Deadline
 from ..workers import signals
 from ..workers.process_pool import Executor, Pool
-from .failures import placed
+from .failed_batches import placed
 from .position import Position
 from .stats import Served, engine_stats
 from .trace import Trace, tracer, writer as trace_writer

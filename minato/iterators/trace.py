@@ -33,7 +33,7 @@ from ..workers.answers import BATCH, COLLATE
 if TYPE_CHECKING:
     from .._core import Block, Engine
     from .across_iterators import Memo
-    from .failures import Amended
+    from .failed_batches import Amended
 
 #: of the Trace Event Format
 Event = dict[str, Any]

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 import minato
-from minato import time_share
+from minato import time_limits
 from minato.iterators import hints as cost_hints
 from minato.iterators.hints import CostHints
 from minato.iterators.ready import UnitPlanner
@@ -166,7 +166,7 @@ def test_hints_stop_when_they_take_too_long(
             asked.append(index)
             return answer
 
-    monkeypatch.setattr(time_share.time, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(time_limits.time, "perf_counter_ns", lambda: clock[0])
     loader = Loader(20)
     loader.inner.__dict__["dataset"] = Slow(range(20))
     engine = Engine()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from minato.time_share import Deadline
+from minato.time_limits import Deadline
 
 
 @pytest.fixture

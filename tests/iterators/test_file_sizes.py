@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import minato
-from minato import time_share
+from minato import time_limits
 from minato.iterators import hints as file_sizes
 from minato.iterators.across_iterators import memo_of
 from minato.iterators.hints import FileSizes, size_of
@@ -148,7 +148,7 @@ def test_files_that_vanish_leave_their_samples_unknown(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     now = [0]
-    monkeypatch.setattr(time_share.time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(time_limits.time, "perf_counter_ns", lambda: now[0])
     yield now
 
 

@@ -20,9 +20,9 @@
 #include "py/transport/mn_layout.h"
 #include "schedule/mn_plan.h"
 #include "schedule/policy_autoscale.h"
-#include "schedule/policy_bytes.h"
+#include "schedule/policy_cost_by_bytes.h"
 #include "schedule/policy_dispatch.h"
-#include "schedule/policy_hint.h"
+#include "schedule/policy_cost_by_hint.h"
 #include "workers/mn_records.h"
 
 /* ---- Dying at a labelled point, in builds with MN_FAULTS; empty in others ----

@@ -1,7 +1,7 @@
-/* The cost of a sample by its bytes: see policy_bytes.h.
+/* The cost of a sample by its bytes: see policy_cost_by_bytes.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/policy_bytes.h"
+#include "schedule/policy_cost_by_bytes.h"
 
 #include <math.h>
 #include <string.h>

@@ -23,8 +23,8 @@
  *
  * Memory: the caller's; one float for each index. No errors.
  */
-#ifndef MN_POLICY_BYTES_H
-#define MN_POLICY_BYTES_H
+#ifndef MN_POLICY_COST_BY_BYTES_H
+#define MN_POLICY_COST_BY_BYTES_H
 
 #include <stdbool.h>
 #include <stdint.h>

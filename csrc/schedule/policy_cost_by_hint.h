@@ -26,8 +26,8 @@
  *
  * Memory: the caller's; ratios are plain floats. No errors.
  */
-#ifndef MN_POLICY_HINT_H
-#define MN_POLICY_HINT_H
+#ifndef MN_POLICY_COST_BY_HINT_H
+#define MN_POLICY_COST_BY_HINT_H
 
 #include <stdint.h>
 

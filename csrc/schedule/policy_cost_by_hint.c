@@ -1,7 +1,7 @@
-/* The cost of a sample by the dataset's hint: see policy_hint.h.
+/* The cost of a sample by the dataset's hint: see policy_cost_by_hint.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/policy_hint.h"
+#include "schedule/policy_cost_by_hint.h"
 
 #include <math.h>
 #include <stddef.h>

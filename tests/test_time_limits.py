@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from minato import time_share
-from minato.time_share import TimeShare
+from minato import time_limits
+from minato.time_limits import TimeShare
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     now = [1000]
-    monkeypatch.setattr(time_share.time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(time_limits.time, "perf_counter_ns", lambda: now[0])
     return now
 
 
