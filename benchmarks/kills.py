@@ -113,6 +113,7 @@ class Killer(threading.Thread):
         while not self.end.wait(0.001):
             try:
                 entries = self.iterator._engine.workers()
+                begun = self.iterator._engine.segment.start  # before, ten deaths are an error
             except RuntimeError:
                 return  # the iterator has ended
             now = time.monotonic()
@@ -122,8 +123,7 @@ class Killer(threading.Thread):
                     del self.dead[place]
             if now >= next_kill and self.kills < self.most:
                 next_kill = now + self.rng.uniform(0.03, 0.2)
-                begun = any(entry["state"] == READY for entry in entries)
-                if begun and self.rng.random() < 1 / 8:  # before, its death is the loader's error
+                if begun and self.rng.random() < 1 / 8:
                     self._kill_helpers()
                 else:
                     self._kill(entries, now)
