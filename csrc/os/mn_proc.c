@@ -14,7 +14,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -104,12 +103,6 @@ mn_proc_wait_pidfd(int fd, int64_t timeout_ns)
         return -ETIMEDOUT;
     }
     return (p.revents & POLLNVAL) != 0 ? -EBADF : 0;
-}
-
-int
-mn_proc_adopt_orphans(void)
-{
-    return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 ? 0 : -errno;
 }
 
 /* More CPUs than any kernel is built for. */

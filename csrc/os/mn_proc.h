@@ -39,11 +39,6 @@ mn_proc_alive(pid_t pid);
 int
 mn_proc_kill(pid_t pid, int sig);
 
-/* Makes the calling process the parent of each descendant whose own parent dies, in place of init.
- * 0 or -errno. */
-int
-mn_proc_adopt_orphans(void);
-
 /* Signals the process of a pidfd. Returns 0, -ESRCH if it has ended, or another -errno. */
 int
 mn_proc_kill_pidfd(int fd, int sig);

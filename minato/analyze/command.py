@@ -38,7 +38,7 @@ SIGNALS_S = 10.0
 MEMORY_LEFT = 0.25
 #: seconds between two looks at who uses the cores
 LOOK_S = 0.5
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 clock = time.monotonic
 Key = TypeVar("Key")
 
@@ -272,7 +272,7 @@ class Analysis:
         self.throttled = _core.machine()["throttled"]
 
     def run(self) -> int:
-        _core.adopt_orphans()  # so that keepers are ours to wait for
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that keepers are ours to wait for
         if self.options.stop:
             self._say("the program will be ended after the watch; its handlers may write files")
         try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -51,19 +52,53 @@ SYS_MOUNT_SETATTR, AT_FDCWD, MOUNT_ATTR_RDONLY = 442, -100, 1
 NOTIF_RECV, NOTIF_SEND, NOTIF_FLAG_CONTINUE = 0xC0502100, 0xC0182101, 1
 PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 1, 2, 16
 
+#: of system calls: which arguments name the folder and the path of a file, and those of a second
+#: file; -1: none. A folder without a path is itself the file, and a path without a folder counts
+#: from the current one
+_FILE, _PATH, _AT = (0, -1, -1, -1), (-1, 0, -1, -1), (0, 1, -1, -1)
+_PATHS, _TO, _ATS, _TO_AT = (-1, 0, -1, 1), (-1, 1, -1, -1), (0, 1, 2, 3), (1, 2, -1, -1)
+#: those that name a file to change it: their numbers on x86_64 and aarch64, -1: there is none
+_CHANGES = {
+    "openat": (257, 56, _AT), "open": (2, -1, _PATH), "creat": (85, -1, _PATH), "mkdir": (83, -1, _PATH),
+    "rmdir": (84, -1, _PATH), "unlink": (87, -1, _PATH), "rename": (82, -1, _PATHS),
+    "link": (86, -1, _PATHS), "symlink": (88, -1, _TO), "mknod": (133, -1, _PATH),
+    "chmod": (90, -1, _PATH), "chown": (92, -1, _PATH), "lchown": (94, -1, _PATH),
+    "utime": (132, -1, _PATH), "utimes": (235, -1, _PATH), "futimesat": (261, -1, _AT),
+    "renameat": (264, 38, _ATS), "renameat2": (316, 276, _ATS), "mkdirat": (258, 34, _AT),
+    "unlinkat": (263, 35, _AT), "linkat": (265, 37, _ATS), "symlinkat": (266, 36, _TO_AT),
+    "mknodat": (259, 33, _AT), "truncate": (76, 45, _PATH), "fchmodat": (268, 53, _AT),
+    "fchmodat2": (452, 452, _AT), "fchownat": (260, 54, _AT), "utimensat": (280, 88, _AT),
+    "setxattr": (188, 5, _PATH), "lsetxattr": (189, 6, _PATH), "removexattr": (197, 14, _PATH),
+    "lremovexattr": (198, 15, _PATH), "setxattrat": (463, 463, _AT), "removexattrat": (466, 466, _AT),
+    "file_setattr": (469, 469, _AT), "fchmod": (91, 52, _FILE), "fchown": (93, 55, _FILE),
+    "fsetxattr": (190, 7, _FILE), "fremovexattr": (199, 16, _FILE),
+    "bind": (49, 200, _TO),  # a socket may have a file
+}  # fmt: skip
+#: those that name files where a filter cannot see them; the C library does without
+_HIDDEN = {"open_by_handle_at": (304, 265), "io_uring_setup": (425, 425), "openat2": (437, 437)}
+_SECCOMP, _AUDIT_ARCH, _X32 = (317, 277), (0xC000003E, 0xC00000B7), 0x40000000  # another ABI's numbers
+#: the place of this machine's numbers; 2: a machine on which there is no filter
+_MACHINE = {"x86_64": 0, "aarch64": 1}.get(os.uname().machine, 2)
+#: instructions of a filter (linux/filter.h), and its answers (linux/seccomp.h)
+LOAD, IS, AT_LEAST, HAS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, WAIT, REFUSE = 0x7FFF0000, 0x7FC00000, 0x00050000 | errno.ENOSYS
+PR_SET_NO_NEW_PRIVS, SET_MODE_FILTER, NEW_LISTENER, SPEC_ALLOW = 38, 1, 8, 4
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *given: object) -> None:
-    if getattr(_libc, name)(*given) == -1:
+def _call(name: str, *given: object) -> int:
+    result: int = getattr(_libc, name)(*given)
+    if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
 
 
 def find_way() -> str:
     """Which of the ways there is, tried in a process that ends with the trial."""
     for way in (OVERLAY, FILTER):
-        pid = fork(cover_files if way == OVERLAY else lambda: os.close(_core.filter_writes()))
+        pid = fork(cover_files if way == OVERLAY else lambda: os.close(filter_writes()))
         if os.waitpid(pid, 0)[1] == 0:
             return way
     return NEITHER
@@ -80,7 +115,7 @@ def protect(way: str, folder: str, to: socket.socket) -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
     own_mappings()
     if way == FILTER:
-        listener = _core.filter_writes()
+        listener = filter_writes()
         socket.send_fds(to, [b"."], [listener])
         os.close(listener)
     to.close()
@@ -167,6 +202,40 @@ def _cover(path: str, points: set[str], carrier: int, options: str) -> None:
 # ---- a filter ------------------------------------------------------------------------------
 
 
+def _rules() -> dict[int, tuple[int, int, int, int]]:
+    """For each call that waits, by its number on this machine: which of its arguments name files."""
+    found = {(x86, arm, -1)[_MACHINE]: which for x86, arm, which in _CHANGES.values()}
+    return {number: which for number, which in found.items() if number >= 0}
+
+
+def filter_writes() -> int:
+    """From now on calls of this process, which must have one thread, that name a file to change it
+    wait until the listener allows them; of those that open one, only with a flag by which it could be
+    changed. Writing to a descriptor is not filtered: opening it was. Children inherit the filter, and
+    it cannot be removed. Returns the listener's descriptor."""
+    if _MACHINE == 2:
+        raise OSError(errno.ENOSYS, "the numbers of this machine's system calls are not known")
+    opens = {_CHANGES["openat"][_MACHINE]: 2, _CHANGES["open"][_MACHINE]: 1}  # which argument has flags
+    flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    # (code, instructions to skip if true, if not, value), by offsets in struct seccomp_data
+    program = [(LOAD, 0, 0, 4), (IS, 1, 0, _AUDIT_ARCH[_MACHINE]), (RETURN, 0, 0, REFUSE)]
+    program += [(LOAD, 0, 0, 0), (AT_LEAST, 0, 1, _X32), (RETURN, 0, 0, REFUSE)]
+    for hidden in _HIDDEN.values():
+        program += [(IS, 0, 1, hidden[_MACHINE]), (RETURN, 0, 0, REFUSE)]
+    for number in _rules():
+        if (at := opens.get(number)) is None:
+            program += [(IS, 0, 1, number), (RETURN, 0, 0, WAIT)]
+        else:  # the lower half of the flags, on a little-endian processor
+            program += [(IS, 0, 4, number), (LOAD, 0, 0, 16 + 8 * at), (HAS, 0, 1, flags)]
+            program += [(RETURN, 0, 0, WAIT), (RETURN, 0, 0, ALLOW)]
+    program.append((RETURN, 0, 0, ALLOW))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
+    given = struct.pack("HP", len(program), ctypes.addressof(code))
+    _call("prctl", PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    how = ctypes.c_ulong(NEW_LISTENER | SPEC_ALLOW)
+    return _call("syscall", ctypes.c_long(_SECCOMP[_MACHINE]), ctypes.c_long(SET_MODE_FILTER), how, given)
+
+
 class WriteGuard:
     """Decides in the keeper what the processes of a measurement may write. source: what gives the
     listener of their filter, or ends where there is none. folder: for their temporary files."""
@@ -177,7 +246,7 @@ class WriteGuard:
         self.folder = os.path.realpath(folder)
         self.caches = os.path.realpath(cache.folder())
         self.made: set[str] = set()  # names in /dev/shm
-        self.rules = dict(_core.write_rules())
+        self.rules = _rules()
         self.refused: str | None = None
 
     def waits(self) -> list[Any]:
@@ -205,8 +274,8 @@ class WriteGuard:
         call = bytearray(512)  # a later kernel's struct may be larger
         fcntl.ioctl(listener, NOTIF_RECV, call)
         number, pid, what, *given = struct.unpack_from("=QI4xi12x6Q", call)
-        folder, path, folder2, path2, length = self.rules[what]
-        size = given[length] & 0xFFFFFFFF if length >= 0 else 0
+        folder, path, folder2, path2 = self.rules[what]
+        size = given[2] & 0xFFFFFFFF if what == _CHANGES["bind"][_MACHINE] else 0
         for at, name in ((folder, path), (folder2, path2)):
             if at >= 0 or name >= 0:
                 base = ctypes.c_int(given[at]).value if at >= 0 else AT_FDCWD

@@ -152,37 +152,6 @@ a_headless_process_lives(void)
     lifeline_end(&l);
 }
 
-/* Its child's child, once that is an orphan, is its own. */
-static void
-adopt(void *arg)
-{
-    int down[2];
-    (void)arg;
-    CHECK_EQ(mn_proc_adopt_orphans(), 0);
-    CHECK(pipe2(down, O_CLOEXEC) == 0);
-    pid_t child = fork();
-    if (child == 0) {
-        pid_t grandchild = fork();
-        if (grandchild == 0) {
-            char c;
-            close(down[1]);
-            (void)!read(down[0], &c, 1);
-            _exit(7);
-        }
-        _exit(grandchild > 0 ? 0 : 1);
-    }
-    CHECK_EQ(mn_test_reap(child), 0);
-    close(down[1]);
-    int status;
-    CHECK(wait(&status) > 0 && WEXITSTATUS(status) == 7);
-}
-
-static void
-orphans_are_adopted(void)
-{
-    CHECK_EQ(mn_test_reap(mn_test_fork(adopt, NULL)), 0);
-}
-
 static void
 ignore(int sig)
 {
@@ -240,7 +209,6 @@ static const struct mn_test tests[] = {
     MN_TEST("fork", forks_know_themselves),
     MN_TEST("fork", a_life),
     MN_TEST("fork", a_headless_process_lives),
-    MN_TEST("fork", orphans_are_adopted),
     MN_TEST("fork", signals_end_the_wait),
 };
 
