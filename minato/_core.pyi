@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, final, o
 import torch
 from typing_extensions import Buffer, disjoint_base
 
-from ._records import Decision, Envelope, Loss, Span, Task
+from ._records import Decision, Envelope, Epoch, Loss, Span, Task
 
 compiler: Final[str]
 # names of the numbers of enums in csrc, by number
@@ -208,24 +208,6 @@ class _Progress(TypedDict):
     helped: int
     together: bool
     displaced: tuple[int, int]
-
-@final
-class Epoch:
-    def __new__(
-        cls,
-        number: int,
-        base_seed: int,
-        dumps: Callable[[object], bytes | tuple[int, bytes]],
-        *,
-        user_epoch: int = 0,
-        seeded: bool = False,
-        splits: bool = False,
-        by_index: bool = False,
-    ) -> Epoch: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def base_seed(self) -> int: ...
 
 @final
 class Block:

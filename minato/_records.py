@@ -1,7 +1,8 @@
-"""Results of the engine with many fields: csrc/py/module/mn_state.c makes them, by position."""
+"""Records of the engine with many fields, read and made by position: csrc/py/module/mn_state.c."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -19,6 +20,19 @@ class Task(NamedTuple):
     indices: Any  # from the sampler, spare ones at the end; None where rows are made in C
     spares: int  # how many of the indices are spare
     extras: list[Any] | None  # (row, what, object) of samples that do not fit their rows
+
+
+class Epoch(NamedTuple):
+    """Values that are the same for all batches of an epoch."""
+
+    number: int  # for seeds
+    base_seed: int
+    #: pickles indices that are not a list of machine integers. Returns bytes, or (n, bytes), which
+    #: begin with n machine integers by which costs are known
+    dumps: Callable[[Any], bytes | tuple[int, bytes]]
+    user_epoch: int = 0  # 1 + the argument of set_epoch; 0: it was not called
+    seeded: int = 0  # as in Task
+    splits: bool = False  # several workers may fetch a batch that one could make, if that pays
 
 
 class Envelope(NamedTuple):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from .._core import Engine, Epoch
-from .._records import Loss
+from .._core import SEEDED_BY_INDEX, Engine
+from .._records import Epoch, Loss
 from ..dataset_calls import fetches_batches
 from ..epoch_progress import Progress
 from ..errors import LATE
@@ -213,9 +213,8 @@ class Planner:
             # pickles anything but a list of int; with spares, a single index is put in a list
             numbered if self.batched or self._spares is not None else numbered_alone,
             user_epoch=progress.dataset_epoch,
-            seeded=self._making.seeds,
+            seeded=SEEDED_BY_INDEX if self._making.seeds and progress.by_index else self._making.seeds,
             splits=self._making.splits,
-            by_index=progress.by_index,
         )
 
     # ---- planning again ------------------------------------------------------------------

@@ -14,8 +14,9 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from .. import worker_info
-from .._core import Block, Epoch
+from .._core import Block
 from .._dynamo import eager
+from .._records import Epoch
 from ..dataset_calls import warn_of_forwarded_getitems
 from ..device.pinned import Pinning
 from ..errors import Failure, LoaderFailure, WorkerLost, describe_death, warn

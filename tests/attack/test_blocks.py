@@ -14,6 +14,7 @@ import torch
 
 import minato
 from minato import _core
+from minato._records import Epoch
 from minato.transport.layouts import Layout
 from minato.workers.answers import ROWS
 
@@ -145,7 +146,7 @@ def test_rows_are_read_by_their_own_layout(engines: list[Any]) -> None:
 
 def test_block_of_running_task_is_not_freed() -> None:
     engine = _core.Engine(1, 0, False, blocks=8)
-    epoch = _core.Epoch(0, 0, pickle.dumps)
+    epoch = Epoch(0, 0, pickle.dumps)
     block = engine.submit(epoch, 0, 0, [1, 2], None, 0)
     assert block is not None
     for ask in (engine.retire, lambda block: engine.decode(block, SMALL.core, None)):
@@ -184,7 +185,7 @@ def test_cycle_of_task_and_error_is_collected() -> None:
         worker = _core.Worker(engine.segment, 0, Fails(), None, Layout, pickle.loads)
         worker.ready()
         engine.set_form(None)
-        engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0, None)
+        engine.plan(Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0, None)
         task = worker.next()
         assert task and task.extras and (task.row0, task.nrows) == (0, 1)
         error = task.extras[0][2]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 import torch
 
 import minato
-from minato._core import NEXT_TIMEOUT, CostModel, Epoch
+from minato._core import NEXT_TIMEOUT, CostModel
+from minato._records import Epoch
 from minato.iterators.across_iterators import memo_of
 from minato.iterators.hints import CostHints
 from minato.iterators.planner import Planner
@@ -66,7 +67,7 @@ class Engine:
         self.room = room
         self.told: list[Any] = []  # layouts
         self.planned = 0
-        self.last: dict[Epoch, tuple[int, int, int]] = {}  # number, position, sequence
+        self.last: tuple[Any, ...] = (None, -1, -1, -1)  # epoch, number, position, sequence
         self.plans: list[Plan] = []
         self.ended = False
         self.ready: deque[Block] = deque()
@@ -80,13 +81,13 @@ class Engine:
 
     def plan(self, *told: Any) -> int | None:
         epoch, _, number, position, *_ = told
-        *last, sequence = self.last.get(epoch, (-1, -1, -1))
-        if last == [number, position]:  # an interrupt may have kept the caller from hearing of it
+        last, *place, sequence = self.last
+        if last is epoch and place == [number, position]:  # an interrupt may have kept the caller from hearing of it
             return sequence
         if len(self.plans) >= self.room:
             return None
         self.plans.append(Plan(self.planned, *told))
-        self.last[epoch] = number, position, self.planned
+        self.last = epoch, number, position, self.planned
         self.planned += 1
         return self.planned - 1
 

@@ -12,6 +12,7 @@ from workers.test_native import wait_for
 
 import minato
 from minato import _core
+from minato._records import Epoch
 from minato.iterators.across_iterators import memo_of
 
 
@@ -618,7 +619,7 @@ class TestMoreWorkers:
             worker = _core.Worker(engine.segment, 0, Watched(), None, None, pickle.loads)
             worker.ready()
             engine.set_form(None)
-            assert engine.plan(_core.Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0, None) == 0
+            assert engine.plan(Epoch(0, 0, pickle.dumps), [0], 0, 0, False, None, 0, None) == 0
             assert worker.next().kind == 1
         finally:
             engine.stop()

@@ -10,7 +10,7 @@
 int
 mn_find_records(struct mn_state *st)
 {
-    if (st->decision_type != NULL) {
+    if (st->epoch_type != NULL) {
         return 0;
     }
     const struct {
@@ -20,7 +20,8 @@ mn_find_records(struct mn_state *st)
                {"Envelope", &st->envelope_type},
                {"Loss", &st->loss_type},
                {"Span", &st->span_type},
-               {"Decision", &st->decision_type}};
+               {"Decision", &st->decision_type},
+               {"Epoch", &st->epoch_type}};
     PyObject *records = PyImport_ImportModule("minato._records");
     int rc = records == NULL ? -1 : 0;
     for (size_t i = 0; rc == 0 && i < sizeof(all) / sizeof(all[0]); i++) {

@@ -21,8 +21,8 @@ struct mn_pending;
 
 /* The types of minato._core, of mn_<name>_spec each. */
 #define MN_STATE_TYPES(X)                                                                \
-    X(engine) X(block) X(epoch) X(segment) X(worker) X(layout) X(arena_view) X(pagelock) \
-    X(costs) X(hands_out) X(seeder)
+    X(engine) X(block) X(segment) X(worker) X(layout) X(arena_view) X(pagelock) X(costs) \
+    X(hands_out) X(seeder)
 
 /* Names that are looked up often. */
 #define MN_STATE_NAMES(X)                                                                \
@@ -33,7 +33,7 @@ struct mn_pending;
 /* Other objects of the state: types of tuples whose items have names; torch, bound by bind_torch(),
  * because the core itself is built without its headers. */
 #define MN_STATE_OBJECTS(X)                                                              \
-    X(task_type) X(envelope_type) X(loss_type) X(span_type) X(decision_type)             \
+    X(task_type) X(envelope_type) X(loss_type) X(span_type) X(decision_type) X(epoch_type) \
     X(tensor_type)    /* torch.Tensor */                                                 \
     X(from_view)      /* (view, code, bits, shape) -> tensor, fallback */                \
     X(weak_ref)       /* tensor -> int, a weak reference to its storage */               \
@@ -47,7 +47,7 @@ struct mn_state {
     MN_STATE_NAMES(MN_NAME)
 #undef MN_TYPE
 #undef MN_NAME
-    PyTypeObject *task_type, *envelope_type, *loss_type, *span_type, *decision_type;
+    PyTypeObject *task_type, *envelope_type, *loss_type, *span_type, *decision_type, *epoch_type;
     PyTypeObject *tensor_type;
     PyObject *from_view, *weak_ref, *torch_iterator, *torch_next;
     const struct mn_dl_api *dlpack;      /* torch's C exchange interface, or NULL */

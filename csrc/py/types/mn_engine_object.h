@@ -24,21 +24,10 @@ struct mn_engine_object {
     struct mn_engine *engine; /* NULL: closed */
     PyObject *costs;          /* CostModel or None: outlives the engine */
     struct mn_posted *posted; /* kept alive */
+    PyObject *planned;        /* Epoch of the batch planned last; NULL: none yet */
+    uint64_t planned_number, planned_position, planned_sequence; /* of that batch */
     pid_t pid;                /* process that owns it; in a forked child it does nothing */
     unsigned int inside;      /* threads in its functions without the GIL; close() waits for them */
-};
-
-/* Values that are the same for every batch of an epoch. */
-struct mn_epoch {
-    PyObject_HEAD
-    uint64_t number;
-    uint64_t base_seed;
-    uint64_t user_epoch; /* 1 + the argument of DataLoader.set_epoch; 0: not called */
-    uint32_t seeded;     /* enum mn_block_seeded */
-    bool splits;         /* split batches that one worker could make */
-    PyObject *dumps;     /* for indices that are not a list of machine integers */
-    bool planned;        /* the next three are those of the batch planned last */
-    uint64_t last_number, last_position, last_sequence;
 };
 
 /* A batch in flight, as Python sees it. */
@@ -77,10 +66,6 @@ mn_block_of(PyObject *engine, PyObject *block);
  * other object. */
 struct mn_engine *
 mn_engine_of_block(PyObject *self, PyObject *block, uint64_t *block_off);
-
-/* Returns the Epoch. NULL with an exception. */
-struct mn_epoch *
-mn_epoch_of(PyObject *engine, PyObject *epoch);
 
 /* Returns whether to continue a wait. -1 with an exception: another thread has begun to close the
  * engine, or a signal handler has closed it, and it may be gone. Needs the GIL. */

@@ -103,6 +103,7 @@ engine_dealloc(PyObject *self)
         Py_END_ALLOW_THREADS
     }
     Py_XDECREF(o->costs);
+    Py_XDECREF(o->planned);
     while (o->posted != NULL) {
         struct mn_posted *p = o->posted;
         o->posted = p->next;

@@ -159,16 +159,22 @@ post(PyObject *self, struct mn_engine *e, PyObject *layout)
     return p->at;
 }
 
-/* Fills in what is the same for both kinds of scheduling. Sets an exception for a number of spares
- * that does not fit. */
-static void
-fill_epoch(struct mn_plan_batch *b, const struct mn_epoch *epoch, PyObject *spares)
+/* Fills in what is the same for both kinds of scheduling, from an Epoch of minato/_records.py.
+ * Returns its dumps(); NULL with an exception. */
+static PyObject *
+fill_epoch(PyObject *self, struct mn_plan_batch *b, PyObject *epoch, PyObject *spares)
 {
-    b->epoch = epoch->number;
-    b->base_seed = epoch->base_seed;
-    b->user_epoch = epoch->user_epoch;
-    b->seeded = epoch->seeded;
+    struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
+    if (!Py_IS_TYPE(epoch, st->epoch_type)) {
+        return PyErr_Format(PyExc_TypeError, "expected an Epoch, got %s", Py_TYPE(epoch)->tp_name);
+    }
+    b->epoch = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(epoch, 0));
+    b->base_seed = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(epoch, 1));
+    b->user_epoch = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(epoch, 3));
+    b->seeded = as_uint32(PyTuple_GET_ITEM(epoch, 4));
+    b->splits = PyTuple_GET_ITEM(epoch, 5) == Py_True;
     b->spares = as_uint32(spares);
+    return PyErr_Occurred() ? NULL : PyTuple_GET_ITEM(epoch, 2);
 }
 
 /* ---- batches of one worker -------------------------------------------------------------- */
@@ -239,17 +245,15 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
     if (nargs != 6) {
         return PyErr_Format(PyExc_TypeError, "submit() takes six arguments");
     }
-    const struct mn_epoch *epoch = mn_epoch_of(self, args[0]);
-    if (epoch == NULL) {
-        return NULL;
-    }
-    PyObject *indices = args[3], *layout = args[4];
-    unsigned long worker = PyLong_AsUnsignedLong(args[1]);
-    uint32_t queue = MN_QUEUE_WORKER + (uint32_t)worker;
     struct mn_form form = {.kind = MN_KIND_RESUME};
     struct mn_plan_batch own = {.index_kind = MN_INDEX_INT64, .index = ""}, *b = &own;
+    PyObject *indices = args[3], *layout = args[4], *dumps = fill_epoch(self, b, args[0], args[5]);
+    if (dumps == NULL) {
+        return NULL;
+    }
+    unsigned long worker = PyLong_AsUnsignedLong(args[1]);
+    uint32_t queue = MN_QUEUE_WORKER + (uint32_t)worker;
     bool resumes = args[2] == Py_None;
-    fill_epoch(b, epoch, args[5]);
     b->number = resumes ? 0 : PyLong_AsUnsignedLongLong(args[2]);
     if (PyErr_Occurred()) {
         return NULL;
@@ -266,7 +270,7 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
     }
     uint32_t nrows = b->nrows;
     PyObject *owned = fill_index(&b->index_kind, &b->index, &b->index_bytes, &nrows, indices,
-                                 epoch->dumps);
+                                 dumps);
     bool counted = owned != NULL && b->index_kind != MN_INDEX_PICKLE;
     if (owned == NULL || (counted && !split_spares(&nrows, b->spares))) {
         Py_XDECREF(owned);
@@ -325,12 +329,11 @@ count_rows(struct mn_plan_batch *b, PyObject *indices)
 static PyObject *
 fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
 {
-    const struct mn_epoch *epoch = mn_epoch_of(self, args[0]);
-    if (epoch == NULL) {
+    PyObject *indices = args[1], *begins = args[5], *hints = args[7];
+    PyObject *dumps = fill_epoch(self, b, args[0], args[6]);
+    if (dumps == NULL) {
         return NULL;
     }
-    PyObject *indices = args[1], *begins = args[5], *hints = args[7];
-    fill_epoch(b, epoch, args[6]);
     b->number = PyLong_AsUnsignedLongLong(args[2]);
     b->position = PyLong_AsUnsignedLongLong(args[3]);
     b->whole = PyObject_IsTrue(args[4]) > 0;
@@ -345,11 +348,11 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
     }
     uint32_t n = b->nrows;
     PyObject *owned =
-        fill_index(&b->index_kind, &b->index, &b->index_bytes, &n, indices, epoch->dumps);
+        fill_index(&b->index_kind, &b->index, &b->index_bytes, &n, indices, dumps);
     bool sound = owned != NULL
                  && (b->index_kind == MN_INDEX_PICKLE || split_spares(&n, b->spares));
     b->nrows = n;
-    b->splits = epoch->splits && PyList_CheckExact(indices) && n > 1;
+    b->splits = b->splits && PyList_CheckExact(indices) && n > 1;
     if (sound && begins != Py_None) {
         b->begins = (const uint8_t *)PyBytes_AS_STRING(begins);
         sound = PyBytes_GET_SIZE(begins) >= (Py_ssize_t)n;
@@ -383,11 +386,11 @@ mn_engine_py_plan(PyObject *self, struct mn_engine *e, PyObject *const *args, Py
     }
     mn_pending_reclaim(PyType_GetModuleState(Py_TYPE(self)));
     e = mn_engine_get(self); /* dumps may have closed it */
-    struct mn_epoch *epoch = (struct mn_epoch *)args[0];
+    struct mn_engine_object *o = (struct mn_engine_object *)self;
     int rc = MN_FULL;
-    if (e != NULL && epoch->planned && epoch->last_number == b.number
-        && epoch->last_position == b.position) {
-        b.sequence = epoch->last_sequence;
+    if (e != NULL && o->planned == args[0] && o->planned_number == b.number
+        && o->planned_position == b.position) {
+        b.sequence = o->planned_sequence;
         rc = MN_OK;
     }
     else if (e != NULL) {
@@ -395,10 +398,10 @@ mn_engine_py_plan(PyObject *self, struct mn_engine *e, PyObject *const *args, Py
         rc = mn_engine_plan(e, &b);
     }
     if (rc == MN_OK) {
-        epoch->planned = true;
-        epoch->last_number = b.number;
-        epoch->last_position = b.position;
-        epoch->last_sequence = b.sequence;
+        Py_XSETREF(o->planned, Py_NewRef(args[0]));
+        o->planned_number = b.number;
+        o->planned_position = b.position;
+        o->planned_sequence = b.sequence;
     }
     Py_DECREF(owned);
     if (e == NULL) {
