@@ -75,10 +75,10 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_info_shows_how_generators_are_seeded() -> None:
-    from minato.seeding.find_generators import make_seeder
+    from minato.seeding.generator_states import plan_all, ways
 
-    for name, path in make_seeder(None).describe().items():
-        assert f"{name} {_info.WAYS[path]}" in _info.methods()["generators are seeded"]
+    for name, way in ways(plan_all()).items():
+        assert f"{name} {_info.WAYS[way]}" in _info.methods()["generators are seeded"]
 
 
 def test_info_shows_how_tensors_cross(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,10 @@ from typing import Any
 
 #: the folder of the package
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: what Seeder.describe() says, for people
+#: how a plan seeds its generator, for people
 WAYS = {
-    "filled": "in memory (fast)", "setstate": "by setstate (slower)", "called": "by a function",
-    "absent": "not installed",
+    "fill": "in memory (fast)", "torch": "in memory (fast)", "call": "by setstate (slower)",
+    "hook": "by a function", "none": "not installed",
 }  # fmt: skip
 NO_TORCH = "not installed; minato needs it: pip install torch"
 
@@ -160,8 +160,9 @@ def _seeding() -> str:
     """How each global generator gets a sample's state."""
     if "minato" not in sys.modules:
         return "unknown without torch"
-    ways = _part("seeding.find_generators").make_seeder(None).describe()
-    return ", ".join(f"{name} {WAYS.get(way, way)}" for name, way in ways.items())
+    states = _part("seeding.generator_states")
+    ways = states.ways([*states.plan_all(), *states.opencv_plans(True)])
+    return ", ".join(f"{name} {WAYS[way]}" for name, way in ways.items())
 
 
 def methods() -> Texts:

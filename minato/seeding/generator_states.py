@@ -563,6 +563,11 @@ def plan_all() -> list[tuple[str, int, Plan]]:
 GLOBALS = 3
 
 
+def ways(plans: Iterable[tuple[Any, ...]]) -> dict[str, str]:
+    """How each plan seeds its generator, by label: the first word of its plan."""
+    return {label: (plan[-1] if plan[0] == "state" else plan)[0] for label, _, plan, *_ in plans}
+
+
 def probe_globals() -> None:
     """Probes the global generators once, so that forks of this process need not: this saves each
     worker 2 to 5 ms."""

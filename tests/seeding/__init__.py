@@ -17,12 +17,19 @@ def _torch_plan(generator: Any, seed: int | None = None) -> tuple[Any, ...]:
     return "call", functools.partial(generator_states._set_torch, generator), 624
 
 
-def seeder_of(private: Iterable[Any] = (), hooks: Iterable[Any] = (), public: bool = False) -> Seeder:
-    """A Seeder of the global generators and of private ones; public: by the libraries' public APIs."""
+def plans_of(
+    private: Iterable[Any] = (), hooks: Iterable[Any] = (), public: bool = False
+) -> list[tuple[Any, ...]]:
+    """Plans of the global generators and of private ones; public: by the libraries' public APIs."""
     with ExitStack() as patches:
         if public:
             assert generator_states._torch_layout()
             for name in LAYOUTS:
                 patches.enter_context(mock.patch.object(generator_states, name, lambda *_: None))
             patches.enter_context(mock.patch.object(generator_states, "_torch_plan", _torch_plan))
-        return Seeder([*plan_all(), *plan_private(private, hooks)])
+        return [*plan_all(), *plan_private(private, hooks)]
+
+
+def seeder_of(*given: Any, **more: Any) -> Seeder:
+    """Their Seeder."""
+    return Seeder(plans_of(*given, **more))

@@ -20,9 +20,10 @@ from contract.support import programs
 import minato
 from minato._core import Seeder
 from minato.seeding import generator_states
+from minato.seeding.generator_states import ways
 from minato.workers.fetching import BY_INDEX
 
-from . import seeder_of
+from . import plans_of, seeder_of
 
 MASK32, MASK64 = (1 << 32) - 1, (1 << 64) - 1
 KEYS = [(0, 0, 0, 0), (1, 2, 3, 1), (MASK64, MASK64, MASK64, MASK32), (12345, 7, 1 << 40, 0)]
@@ -103,9 +104,9 @@ def twin(key: tuple[int, int, int, int], stream: int, n: int) -> tuple[list[int]
 
 
 def c_words(key: tuple[int, int, int, int], stream: int, n: int,
-            **how: bool) -> tuple[list[int], int]:
-    raw, seed = Seeder._words(*key, stream, n, **how)
-    return list(struct.unpack(f"={n}{'Q' if how.get('wide') else 'I'}", raw)), seed
+            vector: bool = True, wide: bool = False) -> tuple[list[int], int]:
+    raw, seed = Seeder._words(*key, stream, n, vector, wide)
+    return list(struct.unpack(f"={n}{'Q' if wide else 'I'}", raw)), seed
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -138,7 +139,7 @@ def mt_words(key: tuple[int, int, int, int], stream: int) -> list[int]:
 @pytest.mark.parametrize("key", KEYS)
 def test_globals_are_filled_with_the_streams_words(key: Any) -> None:
     seeder = seeder_of()
-    assert seeder.describe() == dict.fromkeys(("random", "numpy", "torch"), "filled")
+    assert ways(plans_of()) == {"random": "fill", "numpy": "fill", "torch": "torch"}
     seeder.seed(*key)
     assert random.getstate() == (3, (*mt_words(key, 1), 624), None)
     numpy = np.random.get_state()
@@ -168,8 +169,7 @@ def test_domain_defaults_to_samples_and_batches_differ() -> None:
     for args in ((1, 2, 3), (1, 2, 3, 0), (1, 2, 3, 1)):
         seeder.seed(*args)
         states.append(global_states())
-    seeder.seed(domain=1, position=3, epoch=2, base_seed=1)
-    assert states[0] == states[1] != states[2] == global_states()
+    assert states[0] == states[1] != states[2]
 
 
 def test_seeds_by_index_are_alike_on_dealt_ranks() -> None:
@@ -200,8 +200,8 @@ def test_private_fill_equals_public_api(name: str) -> None:
     filled, by_api = PRIVATE[name](), PRIVATE[name]()
     other = np.random.PCG64(1)  # so that the one tested is not the first
     fill, api = seeder_of([other, filled]), seeder_of([other, by_api], public=True)
-    assert list(fill.describe().values()) == ["filled"] * 5
-    assert list(api.describe().values()) == ["setstate"] * 5
+    assert set(ways(plans_of([other, filled])).values()) <= {"fill", "torch"}
+    assert list(ways(plans_of([other, by_api], public=True)).values()) == ["call"] * 5
     states = []
     for key in KEYS:
         fill.seed(*key)
@@ -274,7 +274,6 @@ def test_swapped_global_bit_generator_is_followed(name: str) -> None:
     np.random.set_bit_generator(swapped)
     untouched = public_state(original)
     seeder.seed(1, 2, 3)
-    assert seeder.describe()["numpy"] == "filled"
     state = np.random.mtrand._rand.get_state(legacy=False)
     assert (state["has_gauss"], state["gauss"]) == (0, 0.0)
     assert public_state(original) == untouched
@@ -299,7 +298,7 @@ class Hopeless(np.random.PCG64):
 def test_foreign_bit_generator_goes_through_its_own_class() -> None:
     rng = np.random.Generator(Foreign(1))
     seeder = seeder_of([rng])
-    assert seeder.describe()["private[0] Generator(Foreign)"] == "setstate"
+    assert ways(plans_of([rng]))["private[0] Generator(Foreign)"] == "call"
     drawn = []
     for position in (5, 5, 6):
         seeder.seed(1, 1, position)
@@ -309,9 +308,8 @@ def test_foreign_bit_generator_goes_through_its_own_class() -> None:
 
 def test_bit_generator_without_a_state_is_left_alone() -> None:
     rng = np.random.Generator(Hopeless(1))
-    seeder = seeder_of([rng])
-    assert seeder.describe()["private[0] Generator(Hopeless)"] == "absent"
-    seeder.seed(1, 1, 1)
+    assert ways(plans_of([rng]))["private[0] Generator(Hopeless)"] == "none"
+    seeder_of([rng]).seed(1, 1, 1)
 
 
 class Counting(random.Random):
@@ -330,7 +328,7 @@ class Counting(random.Random):
 def test_random_subclass_uses_its_own_seed_method() -> None:
     rng = Counting()
     seeder = seeder_of([rng])
-    assert seeder.describe()["private[0] Counting"] == "called"
+    assert ways(plans_of([rng]))["private[0] Counting"] == "hook"
     seeder.seed(1, 2, 3)
     assert rng.at == twin((1, 2, 3, 0), 16, 0)[1]
 
@@ -341,14 +339,6 @@ def test_non_generators_are_refused(obj: Any) -> None:
         seeder_of([obj])
 
 
-@pytest.mark.parametrize("args", [(-1, 0, 0), (0, 1 << 64, 0), (0, 0, -5), (0, 0, 0, 1 << 32)])
-def test_numbers_that_do_not_fit_are_refused(args: Any) -> None:
-    before = global_states()
-    with pytest.raises(OverflowError):
-        seeder_of().seed(*args)
-    assert global_states() == before
-
-
 def test_arguments_are_checked() -> None:
     with pytest.raises(TypeError):
         seeder_of().seed(0, 0.5, 0)
@@ -356,7 +346,6 @@ def test_arguments_are_checked() -> None:
         seeder_of().seed(0, 0)
     with pytest.raises(TypeError, match="callable"):
         seeder_of(hooks=[3])
-    seeder_of().seed(np.int64(1), np.uint8(2), True)
 
 
 # ---- hooks ----------------------------------------------------------------------------
@@ -370,7 +359,6 @@ def test_hooks_get_their_own_seeds_after_all_generators() -> None:
         seeds.append(seed)
 
     seeder = seeder_of([rng], hooks=[first, seeds.append])
-    assert seeder.describe()["seed_sample[1]"] == "called"
     seeder.seed(*key)
     assert seeds == [twin(key, 4, 0)[1], twin(key, 4 + (1 << 32), 0)[1]]
     assert all(type(s) is int and 0 <= s < 1 << 63 for s in seeds)
@@ -395,7 +383,7 @@ def test_unknown_layout_falls_back_to_the_same_bytes(
     filled = [public_state(g) for g in private], global_states()
     monkeypatch.setattr(generator_states, layout, lambda *args: None)
     seeder = seeder_of(private)
-    assert "setstate" in seeder.describe().values()
+    assert "call" in ways(plans_of(private)).values()
     seeder.seed(7, 7, 7)
     assert ([public_state(g) for g in private], global_states()) != filled
     seeder.seed(1, 2, 3)
@@ -405,7 +393,7 @@ def test_unknown_layout_falls_back_to_the_same_bytes(
 def test_unknown_torch_blob_falls_back_to_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator_states, "_torch_layout", lambda: None)
     seeder = seeder_of()
-    assert seeder.describe()["torch"] == "called"
+    assert ways(plans_of())["torch"] == "hook"
     seeder.seed(1, 2, 3)
     assert torch.initial_seed() == twin((1, 2, 3, 0), 3, 0)[1]
 

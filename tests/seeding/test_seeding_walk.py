@@ -23,6 +23,7 @@ from minato.seeding.find_generators import (
     CONTAINER_LIMIT,
     GENERATORS_LIMIT,
     NODE_LIMIT,
+    Growing,
     find_all,
     make_seeder,
 )
@@ -400,9 +401,7 @@ def test_root_offers_seed_sample(make: Callable[[], Any]) -> None:
 
 def test_seed_sample_is_used_with_private_generators() -> None:
     dataset = Offering()
-    described = make_seeder(dataset).describe()
-    assert list(described) == ["random", "numpy", "torch", "private[0] Random",
-                               "seed_sample[0]"]
+    assert [label for label, *_ in Growing(dataset)._plans()] == ["private[0] Random", "seed_sample[0]"]
 
 
 def test_wrapped_datasets_offer_theirs_once() -> None:
@@ -439,12 +438,12 @@ def test_properties_and_noncallables_are_not_offers() -> None:
         seed_sample = 3
 
     for dataset in (Odd(), Data(), Box(inner=Odd())):
-        assert len(make_seeder(dataset).describe()) == 3
+        assert Growing(dataset)._plans() == []
     assert evaluated == []
 
 
 def test_collate_fn_joins_the_walk() -> None:
     rngs = [random.Random(1), np.random.default_rng(2)]
-    described = make_seeder(Box(a=rngs[0]), functools.partial(max, rngs[1])).describe()
-    assert [k for k in described if k.startswith("private")] == [
+    plans = Growing(Box(a=rngs[0]), functools.partial(max, rngs[1]))._plans()
+    assert [label for label, *_ in plans] == [
         "private[0] Random", "private[1] Generator(PCG64)", "private[2] SeedSequence"]

@@ -190,60 +190,17 @@ mn_seed_watch_pause(struct mn_seed_watch *w, unsigned changed)
     }
 }
 
-/* Converters for PyArg_Parse; its "K" code would wrap silently. out: a uint64_t, a uint32_t.
- * 1, or 0 with an exception. */
-static int
-mn_seed_arg_u64(PyObject *obj, void *out)
-{
-    PyObject *index = PyNumber_Index(obj);
-    if (index == NULL) {
-        return 0;
-    }
-    unsigned long long value = PyLong_AsUnsignedLongLong(index);
-    Py_DECREF(index);
-    if (value == (unsigned long long)-1 && PyErr_Occurred()) {
-        return 0;
-    }
-    *(uint64_t *)out = value;
-    return 1;
-}
-
-static int
-mn_seed_arg_domain(PyObject *obj, void *out)
-{
-    uint64_t value = 0;
-    if (!mn_seed_arg_u64(obj, &value)) {
-        return 0;
-    }
-    if (value > UINT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "domain must fit 32 bits");
-        return 0;
-    }
-    *(uint32_t *)out = (uint32_t)value;
-    return 1;
-}
-
-static const char mn_seed_words_doc[] =
-    "(words, seed) of one stream: n words of 4 bytes (wide: 8), and its 63-bit seed.";
-
 /* The static method itself: words of one stream, for probes and tests. */
 static PyObject *
-mn_seed_py_words(PyObject *Py_UNUSED(type), PyObject *args, PyObject *kwargs)
+seeder_words(PyObject *Py_UNUSED(type), PyObject *args)
 {
-    static char *names[] = {"base_seed", "epoch", "position", "domain", "stream",
-                            "n",         "vector", "wide",    NULL};
-    uint64_t base_seed, epoch, position, number;
-    uint32_t domain;
+    unsigned long long base_seed, epoch, position, number;
+    unsigned int domain;
     Py_ssize_t n;
     int vector = 1, wide = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&O&O&n|pp", names, mn_seed_arg_u64,
-                                     &base_seed, mn_seed_arg_u64, &epoch, mn_seed_arg_u64,
-                                     &position, mn_seed_arg_domain, &domain, mn_seed_arg_u64,
-                                     &number, &n, &vector, &wide)) {
+    if (!PyArg_ParseTuple(args, "KKKIKn|pp", &base_seed, &epoch, &position, &domain, &number, &n,
+                          &vector, &wide)) {
         return NULL;
-    }
-    if (n < 0 || n > 1 << 20) {
-        return PyErr_Format(PyExc_ValueError, "n out of range");
     }
     struct mn_seed_stream s =
         mn_seed_stream_make(mn_seed_key_make(base_seed, epoch, position, domain), number);
@@ -345,7 +302,6 @@ seeder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 visit_target(struct mn_seed_target *t, visitproc visit, void *arg)
 {
-    Py_VISIT(t->label);
     Py_VISIT(t->owner);
     Py_VISIT(t->bitgen);
     Py_VISIT(t->sink.obj);
@@ -516,17 +472,12 @@ seeder_watch(PyObject *op, PyObject *args)
 }
 
 static PyObject *
-seeder_seed(PyObject *self, PyObject *args, PyObject *kwargs)
+seeder_seed(PyObject *self, PyObject *args)
 {
-    static char *names[] = {"base_seed", "epoch", "position", "domain", NULL};
-    uint64_t base_seed, epoch, position;
-    uint32_t domain = MN_SEED_SAMPLE;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&O&|O&", names, mn_seed_arg_u64,
-                                     &base_seed, mn_seed_arg_u64, &epoch, mn_seed_arg_u64,
-                                     &position, mn_seed_arg_domain, &domain)) {
-        return NULL;
-    }
-    if (mn_seeder_seed(self, base_seed, epoch, position, domain) < 0) {
+    unsigned long long base_seed, epoch, position;
+    unsigned int domain = MN_SEED_SAMPLE;
+    if (!PyArg_ParseTuple(args, "KKK|I", &base_seed, &epoch, &position, &domain)
+        || mn_seeder_seed(self, base_seed, epoch, position, domain) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -593,39 +544,6 @@ seeder_share(PyObject *self, PyObject *ranks)
     Py_RETURN_NONE;
 }
 
-/* ---- inspection -------------------------------------------------------------------- */
-
-static const char *
-path_of(const struct mn_seed_target *t)
-{
-    switch (t->sink.kind) {
-    case MN_SEED_FILL:
-    case MN_SEED_TORCH:
-        return "filled";
-    case MN_SEED_CALL:
-        return "setstate";
-    case MN_SEED_HOOK:
-        return "called";
-    default:
-        return "absent";
-    }
-}
-
-static PyObject *
-seeder_describe(PyObject *op, PyObject *Py_UNUSED(ignored))
-{
-    struct mn_seeder *self = (struct mn_seeder *)op;
-    PyObject *dict = PyDict_New();
-    for (Py_ssize_t i = 0; dict != NULL && i < self->ntargets; i++) {
-        PyObject *path = PyUnicode_FromString(path_of(&self->targets[i]));
-        if (path == NULL || PyDict_SetItem(dict, self->targets[i].label, path) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(path);
-    }
-    return dict;
-}
-
 static PyObject *
 seeder_peek(PyObject *Py_UNUSED(type), PyObject *obj)
 {
@@ -635,10 +553,9 @@ seeder_peek(PyObject *Py_UNUSED(type), PyObject *obj)
 /* ---- the type ----------------------------------------------------------------------- */
 
 PyDoc_STRVAR(seed_doc,
-"seed($self, /, base_seed, epoch, position, domain=0)\n--\n\n"
+"seed(base_seed, epoch, position, domain=0)\n\n"
 "Put every generator into the state that belongs to one sample (domain 0), or to\n"
-"__getitems__ (1) or collate_fn (2) of one batch. All four are unsigned, 64 bits\n"
-"(domain 32); OverflowError otherwise. What a hook raises passes through.");
+"__getitems__ (1) or collate_fn (2) of one batch. What a hook raises passes through.");
 PyDoc_STRVAR(sample_doc,
 "sample(base_seed, epoch, position, hook) -> (seed, lo, hi)\n\n"
 "seed: the 63-bit number that the seed_sample() of this number (0: the first) gets for the sample\n"
@@ -662,11 +579,8 @@ PyDoc_STRVAR(watch_doc,
 PyDoc_STRVAR(renew_doc,
 "renew() -> bool\n\n"
 "After a sample was made: whether it has made a generator, which is seeded from now on.");
-PyDoc_STRVAR(describe_doc,
-"describe($self, /)\n--\n\n"
-"Which way each generator is seeded: \"filled\" (its memory is written), \"setstate\"\n"
-"(the same state through its public API), \"called\" (a function is given a 63-bit\n"
-"seed) or \"absent\" (the library is not installed).");
+PyDoc_STRVAR(words_doc,
+"(words, seed) of one stream: n words of 4 bytes (wide: 8), and its 63-bit seed.");
 PyDoc_STRVAR(peek_doc, "The instance struct of an object as bytes, for probing layouts.");
 PyDoc_STRVAR(type_doc,
 "Seeder(plans)\n--\n\n"
@@ -674,15 +588,12 @@ PyDoc_STRVAR(type_doc,
 "order, as plan_all() in minato/seeding/generator_states.py makes them.");
 
 static PyMethodDef seeder_methods[] = {
-    {"seed", (PyCFunction)(void (*)(void))seeder_seed, METH_VARARGS | METH_KEYWORDS,
-     seed_doc},
+    {"seed", seeder_seed, METH_VARARGS, seed_doc},
     {"share", seeder_share, METH_O, share_doc},
     {"watch", seeder_watch, METH_VARARGS, watch_doc},
     {"renew", seeder_renew, METH_NOARGS, renew_doc},
-    {"describe", seeder_describe, METH_NOARGS, describe_doc},
     {"_peek", seeder_peek, METH_O | METH_STATIC, peek_doc},
-    {"_words", (PyCFunction)(void (*)(void))mn_seed_py_words,
-     METH_VARARGS | METH_KEYWORDS | METH_STATIC, mn_seed_words_doc},
+    {"_words", seeder_words, METH_VARARGS | METH_STATIC, words_doc},
     {"sample", seeder_sample, METH_VARARGS, sample_doc},
     {"put", seeder_put, METH_VARARGS, put_doc},
     {NULL, NULL, 0, NULL},

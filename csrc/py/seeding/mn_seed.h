@@ -108,7 +108,6 @@ struct mn_seed_sink {
 };
 
 struct mn_seed_target {
-    PyObject *label;
     uint64_t stream;
     uint64_t own_seed;          /* in place of the base seed, of a generator that the program has
                                  * seeded; or 0 */

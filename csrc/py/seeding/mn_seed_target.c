@@ -231,7 +231,6 @@ mn_seed_target_open(struct mn_seed_target *t, PyObject *entry)
     }
     t->stream = stream;
     t->own_seed = own_seed;
-    t->label = Py_NewRef(label);
     int rc = plan_is(plan, "state") ? read_state(t, plan) : read_sink(&t->sink, plan);
     if (rc < 0) {
         mn_seed_target_close(t);
@@ -243,7 +242,6 @@ void
 mn_seed_target_close(struct mn_seed_target *t)
 {
     close_sink(&t->sink);
-    Py_CLEAR(t->label);
     Py_CLEAR(t->owner);
     Py_CLEAR(t->bitgen);
 }
