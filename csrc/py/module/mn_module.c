@@ -87,8 +87,7 @@ mn_faults_arm(void)
  * another moment than its neighbour, and none may be used as an offset before it was checked.
  */
 
-#define MOST_WORKERS 65536u
-#define MOST_TASKS (1u << 20)
+#define MOST_TABLES (UINT64_C(1) << 30) /* bytes up to the end of the tasks */
 #define MOST_BYTES (UINT64_C(1) << 56)
 
 /* Copies [off, off + n) of the loader's mapping. Returns 0 or -1. */
@@ -130,9 +129,10 @@ bring_ctl(PyObject *read, struct mn_ctl *c)
     uint64_t tasks_end = c->tasks_off + (uint64_t)c->ntasks * sizeof(struct mn_task);
     if (c->total_bytes > MOST_BYTES || c->workers_off > c->total_bytes
         || c->tasks_off > c->total_bytes /* so the sums above did not wrap */
-        || c->nworkers > MOST_WORKERS || c->ntasks > MOST_TASKS || workers_end > c->tasks_off
-        || tasks_end > c->queues_off || c->queues_off > c->input_off
-        || c->input_off > c->arena_off || c->arena_off > c->total_bytes) {
+        || (c->workers_off | c->tasks_off | c->queues_off) % MN_CACHELINE != 0
+        || workers_end > c->tasks_off || tasks_end > c->queues_off || c->queues_off > MOST_TABLES
+        || c->queues_off > c->input_off || c->input_off > c->arena_off
+        || c->arena_off > c->total_bytes) {
         PyErr_SetString(PyExc_ValueError, "the loader's memory is damaged");
         return -1;
     }
@@ -155,19 +155,18 @@ bring_block(PyObject *read, const struct mn_ctl *c, uint64_t off, struct mn_bloc
 }
 
 /* Returns (batch, row, first row of the task, rows of it, index | "collate" | None) of a running
- * task, or None. */
+ * task, or None. tables: a copy of the mapping up to the end of the tasks. */
 static PyObject *
-at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
-        const struct mn_task *tasks)
+at_work(PyObject *read, const struct mn_shm *tables, const struct mn_worker *k)
 {
     uint32_t task;
     uint64_t since, row = mn_a64_load_relaxed(&k->row); /* of a copy */
-    if (!mn_worker_at_work(k, c->ntasks, &task, &since)) {
+    if (!mn_worker_at_work(k, tables->ctl->ntasks, &task, &since)) {
         Py_RETURN_NONE;
     }
-    const struct mn_task *t = &tasks[task];
+    const struct mn_task *t = mn_task_at(tables, task);
     struct mn_block b;
-    int rc = bring_block(read, c, t->block_off, &b);
+    int rc = bring_block(read, tables->ctl, t->block_off, &b);
     if (rc == -1) {
         return NULL;
     }
@@ -191,38 +190,6 @@ at_work(PyObject *read, const struct mn_ctl *c, const struct mn_worker *k,
                          t->row0, t->nrows, index);
 }
 
-static PyObject *
-workers_list(PyObject *read, const struct mn_ctl *c, const struct mn_task *tasks)
-{
-    /* aligned as the records require */
-    struct mn_worker *w = aligned_alloc(MN_CACHELINE, ((size_t)c->nworkers + 1) * sizeof(*w));
-    PyObject *out = w != NULL ? PyList_New(0) : PyErr_NoMemory();
-    if (out != NULL
-        && bring(read, c->workers_off, w, (uint64_t)c->nworkers * sizeof(*w)) < 0) {
-        Py_CLEAR(out);
-    }
-    for (uint32_t i = 0; out != NULL && i < c->nworkers; i++) {
-        mn_list_add(&out, mn_worker_dict(&w[i], at_work(read, c, &w[i], tasks)));
-    }
-    free(w);
-    return out;
-}
-
-/* Returns (enum mn_task_status, number of the block) of each task in use. */
-static PyObject *
-tasks_list(const struct mn_ctl *c, const struct mn_task *tasks)
-{
-    PyObject *out = PyList_New(0);
-    for (uint32_t i = 0; out != NULL && i < c->ntasks; i++) {
-        enum mn_task_status st = mn_word_status(mn_a64_load_relaxed(&tasks[i].word));
-        if (st != MN_TASK_FREE) {
-            mn_list_add(&out, Py_BuildValue("(iK)", (int)st,
-                                            (unsigned long long)tasks[i].block_off));
-        }
-    }
-    return out;
-}
-
 static const char peek_doc[] =
     "peek(read) -> dict\n\n"
     "A snapshot of a loader, read from outside. read(offset, bytes) -> bytes copies from its\n"
@@ -236,16 +203,27 @@ peek(PyObject *Py_UNUSED(module), PyObject *read)
     if (bring_ctl(read, &c) < 0) {
         return NULL;
     }
-    PyObject *workers = NULL, *queue = NULL;
-    struct mn_task *tasks = PyMem_Calloc((size_t)c.ntasks + 1, sizeof(*tasks));
-    if (tasks == NULL) {
+    struct mn_shm tables = {.base = aligned_alloc(MN_CACHELINE, c.queues_off)};
+    tables.ctl = (struct mn_ctl *)tables.base;
+    if (tables.ctl == NULL) {
         return PyErr_NoMemory();
     }
-    if (bring(read, c.tasks_off, tasks, (uint64_t)c.ntasks * sizeof(*tasks)) == 0) {
-        workers = workers_list(read, &c, tasks);
-        queue = workers != NULL ? tasks_list(&c, tasks) : NULL;
+    bool whole = bring(read, 0, tables.base, c.queues_off) == 0;
+    *tables.ctl = c; /* what was checked */
+    PyObject *workers = whole ? PyList_New(0) : NULL;
+    for (uint32_t i = 0; workers != NULL && i < c.nworkers; i++) {
+        struct mn_worker *k = mn_worker_at(&tables, i);
+        mn_list_add(&workers, mn_worker_dict(k, at_work(read, &tables, k)));
     }
-    PyMem_Free(tasks);
+    PyObject *queue = workers != NULL ? PyList_New(0) : NULL;
+    for (uint32_t i = 0; queue != NULL && i < c.ntasks; i++) {
+        const struct mn_task *t = mn_task_at(&tables, i);
+        enum mn_task_status st = mn_word_status(mn_a64_load_relaxed(&t->word));
+        if (st != MN_TASK_FREE) {
+            mn_list_add(&queue, Py_BuildValue("(iK)", (int)st, (unsigned long long)t->block_off));
+        }
+    }
+    free(tables.base);
     if (queue == NULL) {
         Py_XDECREF(workers);
         return NULL;
