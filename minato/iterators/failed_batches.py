@@ -119,6 +119,7 @@ _NEEDS = {
 
 def refused(engine: Engine, block: Block, what: str) -> Failure:
     """The error for a batch or sample that the engine cannot make."""
+    assert block.refusal is not None
     why, need, there = block.refusal
     memory = engine.memory()
     used = memory["in_flight"] if why == _core.REFUSED_TASKS else memory["used"]

@@ -215,7 +215,7 @@ class ReadyReceiver(Receiver):
                 continue
             del planned[sequence]
             self._entries.pop(sequence, None)
-            if block.made:
+            if not block.refusal:
                 gone.append((batch, block))
         if trace is not None:
             for batch, block in gone:

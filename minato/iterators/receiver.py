@@ -323,7 +323,7 @@ class Receiver:
     def _data_of(self, batch: Batch, block: Block) -> Any:
         """The data of a batch, or a Failure. Also takes the block from the engine, unless the
         planner is to plan it again; an interrupt may come first."""
-        if not block.made:
+        if block.refusal:
             data: Any = refused(self.engine, block, f"batch {batch.number}")
             self.engine.retire(block)
             return data
@@ -349,7 +349,7 @@ class Receiver:
         """After an interrupt. If the engine has released the batch, counts it as delivered, because
         the program cannot get it any more. Otherwise the next call delivers it: returns True."""
         with contextlib.suppress(ValueError):  # nothing is in flight, or it was taken
-            if block.made:
+            if not block.refusal:
                 self.engine.poll(block)
                 return True
             self.engine.retire(block)
@@ -427,7 +427,7 @@ class Receiver:
         samples: list[Any] = []
         amended = Amended(None, [], empty=False)
         for part in parts:
-            if not part.block.made:
+            if part.block.refusal:
                 return refused(self.engine, part.block, f"batch {part.number}")
             amiss: list[FailedSample] = []
             for row in range(part.row0, part.row0 + part.rows):
@@ -435,7 +435,7 @@ class Receiver:
                 if what == ERROR:
                     return obj  # the first one in the order of rows, as in torch
                 if what == GONE:
-                    return lost(self.engine, [one for one in parts if one.block.made])
+                    return lost(self.engine, [one for one in parts if not one.block.refusal])
                 if what in (LEFT_OUT, REPLACED):
                     made, failed = parted([(row, what, obj)])
                     samples += made

@@ -213,7 +213,7 @@ def test_planned_batch_is_taken_once_in_order() -> None:
 
     while not (block := following()).has_rows:  # planned before the layout was known
         engine.retire(block)
-    assert block.kind == ROWS and block.made and block.refusal[0] == 0
+    assert block.kind == ROWS and block.refusal is None
     with pytest.raises(ValueError, match="another layout"):
         engine.row(block, OTHER.core, 0, None)
     batch = engine.take(block, layout)

@@ -41,7 +41,7 @@ class Block(NamedTuple):
     """A batch of the engine below."""
 
     sequence: int
-    made: bool = True
+    refusal: tuple[int, int, int] | None = None
     kind: int = ROWS  # what made it
     has_rows: bool = False
 

@@ -99,7 +99,15 @@ mn_block_new(PyObject *engine, uint64_t sequence, uint64_t off, PyObject *layout
         b->serial = at != NULL ? at->serial : 0;
         b->kind = first != NULL ? first->kind : (uint32_t)MN_KIND_SAMPLES;
         b->has_rows = at != NULL && at->layout != 0;
-        b->refusal = off != 0 ? (struct mn_refusal){0} : mn_engine_refused(e, sequence);
+        b->refusal = NULL;
+    }
+    if (b != NULL && off == 0) {
+        struct mn_refusal r = mn_engine_refused(e, sequence);
+        b->refusal = Py_BuildValue("(iKK)", (int)r.why, (unsigned long long)r.need,
+                                   (unsigned long long)r.all);
+        if (b->refusal == NULL) {
+            Py_CLEAR(b);
+        }
     }
     return (PyObject *)b;
 }
@@ -141,21 +149,8 @@ dealloc(PyObject *self)
     Py_DECREF(b->engine);
     Py_XDECREF(b->layout);
     Py_XDECREF(b->runs);
+    Py_XDECREF(b->refusal);
     mn_free_object(self);
-}
-
-static PyObject *
-get_made(PyObject *self, void *Py_UNUSED(closure))
-{
-    return PyBool_FromLong(((struct mn_block_object *)self)->off != 0);
-}
-
-static PyObject *
-get_refusal(PyObject *self, void *Py_UNUSED(closure))
-{
-    const struct mn_refusal *r = &((struct mn_block_object *)self)->refusal;
-    return Py_BuildValue("(iKK)", (int)r->why, (unsigned long long)r->need,
-                         (unsigned long long)r->all);
 }
 
 static PyMemberDef members[] = {
@@ -168,22 +163,16 @@ static PyMemberDef members[] = {
     {"runs", T_OBJECT, offsetof(struct mn_block_object, runs), READONLY,
      PyDoc_STR("[(block, row0, nrows)] of a batch that next() gave in ready mode: the rows of\n"
                "planned batches that make it up; else None")},
+    {"refusal", T_OBJECT, offsetof(struct mn_block_object, refusal), READONLY,
+     PyDoc_STR("(why, need, all) of a batch that cannot be made, else None. why: 1 task\n"
+               "descriptors, 2 bytes for indices and reports, 3 bytes of the arena, 4 bytes of\n"
+               "the system, 0: it was not refused; all: how many there are, in use or not")},
     {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef getset[] = {
-    {"made", get_made, NULL, PyDoc_STR("False: the batch cannot be made, see refusal"), NULL},
-    {"refusal", get_refusal, NULL,
-     PyDoc_STR("(why, need, all) of a batch that is not made. why: 1 task descriptors, 2 bytes\n"
-               "for indices and reports, 3 bytes of the arena, 4 bytes of the system, 0: it was\n"
-               "not refused; all: how many there are, in use or not"), NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot slots[] = {
     {Py_tp_dealloc, dealloc},
     {Py_tp_members, members},
-    {Py_tp_getset, getset},
     {Py_tp_doc, PyDoc_STR("A batch in flight. Only its own Engine accepts it.")},
     {0, NULL},
 };

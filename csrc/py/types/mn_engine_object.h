@@ -41,7 +41,7 @@ struct mn_block_object {
     uint32_t serial;   /* of the block there: later blocks have another */
     uint32_t kind;     /* enum mn_task_kind: how its samples travel */
     bool has_rows;     /* for its samples */
-    struct mn_refusal refusal; /* why it cannot be made */
+    PyObject *refusal; /* why it cannot be made; NULL: it can */
 };
 
 #define MN_UNPLANNED UINT64_MAX
