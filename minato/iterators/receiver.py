@@ -120,7 +120,7 @@ class CollatesHere:
 
     def _placed(self, samples: list[Any], layout: Layout) -> object:
         """The batch in minato's own memory, or None if a sample does not fit."""
-        objects: list[list[Any]] = [[] for _ in samples]
+        objects: list[list[Any]] = []
         block = self.engine.place(samples, layout.core, objects)
         if block is None:
             return None

@@ -115,7 +115,7 @@ def test_foreign_or_dead_block_is_refused(engines: list[Any]) -> None:
 def test_missing_objects_of_row_raise(engines: list[Any]) -> None:
     engine, wordy = engines[0], (MATRIX, "text")
     layout = Layout.prove(wordy, torch.utils.data.default_collate([wordy] * 2), 2)
-    found: list[list[Any]] = [[], []]
+    found: list[list[Any]] = []
     block = engine.place([wordy] * 2, layout.core, found)
     assert found == [["text"], ["text"]]
     assert engine.row(block, layout.core, 0, found[0])[1] == "text"

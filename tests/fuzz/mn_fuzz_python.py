@@ -159,7 +159,7 @@ def layout(data: bytes) -> None:
         found = Layout.prove(samples[0], want, len(samples))
     except NoLayout:
         return
-    objects: list[list[Any]] = [[] for _ in samples]
+    objects: list[list[Any]] = []
     engine = _core.Engine(1, 0, False, window=1)
     try:
         block = engine.place(samples, found.core, objects)

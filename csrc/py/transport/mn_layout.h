@@ -60,6 +60,13 @@ mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
                  const struct mn_shm *shm, struct mn_block *block, uint32_t row,
                  PyObject *objects);
 
+/* Writes the samples, a list, as the first n rows of block. Returns as mn_layout_encode() does. For
+ * each sample of a layout with object leaves, appends the list of its objects to objects. */
+int
+mn_layout_encode_list(struct mn_state *st, struct mn_layout *l, PyObject *samples,
+                      const struct mn_shm *shm, struct mn_block *block, uint32_t n,
+                      PyObject *objects);
+
 /* Returns the batch that default_collate would make of the block's first nrows rows. objects: per
  * row the list that encode filled, or NULL. copy: no arena memory is handed out. */
 PyObject *

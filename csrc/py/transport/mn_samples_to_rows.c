@@ -518,6 +518,23 @@ mn_layout_encode(struct mn_state *st, struct mn_layout *l, PyObject *sample,
     return encode_node(&en, 0, sample);
 }
 
+int
+mn_layout_encode_list(struct mn_state *st, struct mn_layout *l, PyObject *samples,
+                      const struct mn_shm *shm, struct mn_block *block, uint32_t n,
+                      PyObject *objects)
+{
+    int rc = 1;
+    for (uint32_t row = 0; rc == 1 && row < n; row++) {
+        PyObject *sample = PyList_GetItemRef(samples, row); /* called code may change the list */
+        PyObject *own = l->nobjects != 0 ? PyList_New(0) : NULL;
+        bool kept = l->nobjects == 0 || (own != NULL && PyList_Append(objects, own) == 0);
+        rc = sample != NULL && kept ? mn_layout_encode(st, l, sample, shm, block, row, own) : -1;
+        Py_XDECREF(sample);
+        Py_XDECREF(own);
+    }
+    return rc;
+}
+
 /* ---- the type ---------------------------------------------------------------------- */
 
 static PyMemberDef layout_members[] = {

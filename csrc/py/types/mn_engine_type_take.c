@@ -284,7 +284,7 @@ mn_engine_py_gather(PyObject *self, struct mn_engine *e, PyObject *layout)
 const char mn_engine_place_doc[] =
     "place(samples, layout, objects) -> Block | None\n\n"
     "A new block with the samples as rows, to be decoded and retired; None if one does not\n"
-    "fit. objects: a list for each sample, to which its object leaves are appended.";
+    "fit. For each sample, a list of its object leaves is appended to objects, if there are any.";
 
 PyObject *
 mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
@@ -307,18 +307,8 @@ mn_engine_py_place(PyObject *self, struct mn_engine *e, PyObject *args)
         return NULL;
     }
     const struct mn_shm *shm = mn_engine_shm(e);
-    int rc = 1;
     mn_engine_pin(e);
-    for (uint32_t i = 0; rc == 1 && i < nrows; i++) {
-        /* called code may change the lists */
-        PyObject *own = PyList_GetItemRef(objects, i);
-        PyObject *sample = own != NULL ? PyList_GetItemRef(samples, i) : NULL;
-        rc = sample == NULL
-                 ? -1
-                 : mn_layout_encode(st, l, sample, shm, mn_block_at(shm, to), i, own);
-        Py_XDECREF(sample);
-        Py_XDECREF(own);
-    }
+    int rc = mn_layout_encode_list(st, l, samples, shm, mn_block_at(shm, to), nrows, objects);
     bool open = ((struct mn_engine_object *)self)->engine == e;
     if (open && rc != 1) {
         mn_engine_retire(e, to);

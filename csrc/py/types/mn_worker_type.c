@@ -159,23 +159,6 @@ layout_of(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b)
     return (struct mn_layout *)l;
 }
 
-/* Like mn_layout_encode(), for one sample of many. */
-static int
-place_row(struct mn_state *st, struct mn_layout *layout, PyObject *sample,
-          const struct mn_shm *shm, struct mn_block *b, uint32_t row, PyObject *objects)
-{
-    PyObject *own = NULL;
-    if (layout->nobjects != 0) {
-        own = PyList_New(0);
-        if (own == NULL || PyList_Append(objects, own) < 0) {
-            Py_XDECREF(own);
-            return -1;
-        }
-        Py_DECREF(own); /* objects has a reference */
-    }
-    return mn_layout_encode(st, layout, sample, shm, b, row, own);
-}
-
 /* Writes the samples, a list, as the first rows of the current block. Returns 1: done; for each
  * sample a list of its objects that are not row data is appended to objects. 0: some do not fit, or
  * there are no rows for them. -1: an exception. */
@@ -189,12 +172,9 @@ mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *
         return 0;
     }
     struct mn_layout *layout = layout_of(st, o, b);
-    int rc = layout != NULL ? 1 : -1;
-    for (uint32_t row = 0; rc == 1 && row < n; row++) {
-        PyObject *sample = PyList_GetItemRef(samples, row);
-        rc = sample != NULL ? place_row(st, layout, sample, &o->side.shm, b, row, objects) : -1;
-        Py_XDECREF(sample);
-    }
+    int rc = layout != NULL ? mn_layout_encode_list(st, layout, samples, &o->side.shm, b,
+                                                    (uint32_t)n, objects)
+                            : -1;
     struct mn_report *reports = mn_block_reports(b);
     for (uint32_t row = 0; rc == 1 && row < n; row++) {
         reports[row].status = MN_ROW_WRITTEN;
