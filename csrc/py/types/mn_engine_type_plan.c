@@ -219,23 +219,14 @@ const char mn_engine_submit_doc[] =
     "them. Returns None if there is no memory now and a batch is in flight. Raises MemoryError if\n"
     "it could never be placed.";
 
-/* Fills in the rows in which the batch's samples may be placed. Returns false with an exception. */
+/* Counts the rows of a batch whose indices may not be machine integers. whole: one, more are not
+ * used. Returns false with an exception. */
 static bool
-fill_rows(PyObject *self, struct mn_engine *e, struct mn_plan_batch *b, struct mn_form *form,
-          PyObject *layout, PyObject *indices)
+count_rows(struct mn_plan_batch *b, PyObject *indices, bool whole)
 {
-    b->nrows = 1; /* without a layout it is not used, except for counting spares */
-    if (layout == Py_None) {
-        return true;
-    }
-    form->layout = post(self, e, layout); /* first: the size may be a program's code */
-    Py_ssize_t n = form->layout != 0 ? PyObject_Size(indices) : -1;
-    if (n < 0) {
-        return false;
-    }
-    mn_layout_form((struct mn_layout *)layout, form);
+    Py_ssize_t n = whole ? 1 : PyObject_Size(indices);
     b->nrows = (uint32_t)n;
-    return split_spares(&b->nrows, b->spares);
+    return n >= 0 && (whole || split_spares(&b->nrows, b->spares));
 }
 
 PyObject *
@@ -265,7 +256,14 @@ mn_engine_py_submit(PyObject *self, struct mn_engine *e, PyObject *const *args,
         return submit(self, b, &form, queue);
     }
     form.kind = MN_KIND_BATCH;
-    if (!fill_rows(self, e, b, &form, layout, indices)) {
+    if (layout != Py_None) {
+        form.layout = post(self, e, layout); /* first: the size may be a program's code */
+        if (form.layout == 0) {
+            return NULL;
+        }
+        mn_layout_form((struct mn_layout *)layout, &form);
+    }
+    if (!count_rows(b, indices, layout == Py_None)) {
         return NULL;
     }
     uint32_t nrows = b->nrows;
@@ -311,19 +309,6 @@ const char mn_engine_plan_doc[] =
     "batch that was planned last it returns the sequence again and does nothing: an interrupt may\n"
     "have hidden the result from the caller.";
 
-/* Counts the rows of a batch whose indices are not machine integers. Returns false with an
- * exception. */
-static bool
-count_rows(struct mn_plan_batch *b, PyObject *indices)
-{
-    Py_ssize_t n = b->whole ? 1 : PyObject_Size(indices);
-    if (n < 0) {
-        return false;
-    }
-    b->nrows = (uint32_t)n;
-    return b->whole || split_spares(&b->nrows, b->spares);
-}
-
 /* Reads the arguments of plan(). Returns the bytes that the batch points into; NULL with an
  * exception. */
 static PyObject *
@@ -343,7 +328,7 @@ fill_batch(PyObject *self, struct mn_plan_batch *b, PyObject *const *args)
     if (hints != Py_None && !PyBytes_Check(hints) && !PyErr_Occurred()) {
         PyErr_SetString(PyExc_TypeError, "hints must be bytes or None");
     }
-    if (PyErr_Occurred() || !count_rows(b, indices)) {
+    if (PyErr_Occurred() || !count_rows(b, indices, b->whole)) {
         return NULL;
     }
     uint32_t n = b->nrows;
