@@ -21,8 +21,9 @@ import psutil
 import pytest
 from attack.support import wait_for
 
-from minato._core import TASK_RUNNING, peek, worker_states
+from minato._core import TASK_RUNNING, peek
 from minato.commands import top as _top
+from minato.iterators import stats
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60
@@ -348,7 +349,7 @@ def test_narrow_terminal_cuts_no_line(width: int) -> None:
     assert "42 (position 2)" in said and " 77 working" in said
 
 
-@pytest.mark.parametrize("state, name", list(enumerate(worker_states)))
+@pytest.mark.parametrize("state, name", list(enumerate(stats._STATES)))
 def test_top_names_states_as_stats_does(state: int, name: str) -> None:
     """A record may say less than a worker has left to do: what it runs counts only while it is ready."""
     seen = snapshot(12, 0, 0)
