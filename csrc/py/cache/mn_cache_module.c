@@ -301,16 +301,8 @@ static PyMethodDef cache_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot cache_slots[] = {
-    {Py_mod_exec, cache_exec},
-#ifdef Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
-#ifdef Py_MOD_GIL_NOT_USED
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* cache/mn_cache.h: any thread may call it */
-#endif
-    {0, NULL},
-};
+static PyModuleDef_Slot cache_slots[] = /* cache/mn_cache.h: any thread may call it */
+    MN_MODULE_SLOTS(cache_exec, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED);
 
 static struct PyModuleDef cache_module = {
     PyModuleDef_HEAD_INIT,

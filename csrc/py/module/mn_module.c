@@ -352,16 +352,8 @@ core_free(void *module)
     (void)core_clear(module);
 }
 
-static PyModuleDef_Slot core_slots[] = {
-    {Py_mod_exec, core_exec},
-#ifdef Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
-#endif
-#ifdef Py_MOD_GIL_NOT_USED
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* py/module/mn_python.h */
-#endif
-    {0, NULL},
-};
+static PyModuleDef_Slot core_slots[] =
+    MN_MODULE_SLOTS(core_exec, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED);
 
 struct PyModuleDef mn_core_module = {
     PyModuleDef_HEAD_INIT,

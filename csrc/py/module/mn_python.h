@@ -25,6 +25,19 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
 }
 #endif
 
+/* Slots of a module: what fills it, whether other interpreters may load it, and that it needs no
+ * GIL. */
+#if PY_VERSION_HEX >= 0x030D0000
+#define MN_MODULE_SLOTS(exec, interpreters)                                              \
+    {{Py_mod_exec, exec}, {Py_mod_multiple_interpreters, interpreters},                  \
+     {Py_mod_gil, Py_MOD_GIL_NOT_USED}, {0, NULL}}
+#elif PY_VERSION_HEX >= 0x030C0000
+#define MN_MODULE_SLOTS(exec, interpreters)                                              \
+    {{Py_mod_exec, exec}, {Py_mod_multiple_interpreters, interpreters}, {0, NULL}}
+#else
+#define MN_MODULE_SLOTS(exec, interpreters) {{Py_mod_exec, exec}, {0, NULL}}
+#endif
+
 /* Ends tp_dealloc: frees an object that refers to nothing any more but its type. */
 static inline void
 mn_free_object(PyObject *self)

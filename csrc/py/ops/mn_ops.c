@@ -330,16 +330,8 @@ clear_module(PyObject *module)
     return 0;
 }
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, exec_module},
-#if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
-#endif
-#if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
-    {0, NULL},
-};
+static PyModuleDef_Slot slots[] =
+    MN_MODULE_SLOTS(exec_module, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED);
 
 struct PyModuleDef mn_ops_module = {
     PyModuleDef_HEAD_INIT,
