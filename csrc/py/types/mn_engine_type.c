@@ -231,38 +231,27 @@ mn_engine_py_wait_ends(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject 
 
 /* ---- the type ------------------------------------------------------------------------ */
 
-#define CALL_BRIEF(name) mn_engine_py_##name(self, e, arg)
-#define CALL_REPORT(name) mn_engine_py_##name(self, e, arg)
-#define CALL_FAST(name) mn_engine_py_##name(self, e, args, nargs)
+#define ARGS_BRIEF arg
+#define ARGS_REPORT arg
+#define ARGS_FAST args, nargs
 
 /* Up to Python 3.11, making an object may collect garbage at once. That may collect the iterator,
  * which closes the engine: not in the middle of a report. */
-#define BEGIN_BRIEF
-#define END_BRIEF
-#define BEGIN_FAST
-#define END_FAST
-#if PY_VERSION_HEX >= 0x030C0000
-#define BEGIN_REPORT
-#define END_REPORT
-#else
-#define BEGIN_REPORT int collects = PyGC_Disable();
-#define END_REPORT                                                                      \
-    if (collects) {                                                                     \
-        (void)PyGC_Enable();                                                            \
-    }
-#endif
+enum { COLLECTS_BRIEF = 0, COLLECTS_FAST = 0, COLLECTS_REPORT = PY_VERSION_HEX < 0x030C0000 };
 
 /* Defines what the type calls: the method in a critical section of its engine, if that is open. */
 #define DEFINE(name, how, get, flags)                                                   \
     static PyObject *alone_##name(PyObject *self, MN_ENGINE_TAKES_##how)                \
     {                                                                                   \
         PyObject *result;                                                               \
-        BEGIN_##how                                                                  \
+        int collects = COLLECTS_##how && PyGC_Disable();                                \
         Py_BEGIN_CRITICAL_SECTION(self);                                                \
         struct mn_engine *e = get(self);                                                \
-        result = e != NULL ? CALL_##how(name) : NULL;                             \
+        result = e != NULL ? mn_engine_py_##name(self, e, ARGS_##how) : NULL;           \
         Py_END_CRITICAL_SECTION();                                                      \
-        END_##how                                                                    \
+        if (collects) {                                                                 \
+            (void)PyGC_Enable();                                                        \
+        }                                                                               \
         return result;                                                                  \
     }
 
