@@ -158,37 +158,25 @@ fill_wide(const struct mn_seed_stream *s, uint64_t *dst, size_t n)
     }
 }
 
-static void
-words_baseline(const struct mn_seed_stream *s, uint32_t *dst, size_t n)
-{
-    fill_words(s, dst, n);
-}
+/* Both forms for one instruction set. */
+#define VARIANT(name, attributes)                                                       \
+    static attributes void words_##name(const struct mn_seed_stream *s, uint32_t *dst, size_t n) \
+    {                                                                                   \
+        fill_words(s, dst, n);                                                          \
+    }                                                                                   \
+    static attributes void wide_##name(const struct mn_seed_stream *s, uint64_t *dst, size_t n) \
+    {                                                                                   \
+        fill_wide(s, dst, n);                                                           \
+    }                                                                                   \
+    static const struct mn_seed_isa isa_##name = {words_##name, wide_##name};
 
-static void
-wide_baseline(const struct mn_seed_stream *s, uint64_t *dst, size_t n)
-{
-    fill_wide(s, dst, n);
-}
-
-static const struct mn_seed_isa isa_baseline = {words_baseline, wide_baseline};
+VARIANT(baseline, )
 
 /* Chosen by hand and not by target_clones: its resolver runs before a sanitizer's runtime is up,
  * and musl has no ifuncs. */
 #if defined(__x86_64__) || defined(__i386__)
 
-static __attribute__((target("avx2"))) void
-words_avx2(const struct mn_seed_stream *s, uint32_t *dst, size_t n)
-{
-    fill_words(s, dst, n);
-}
-
-static __attribute__((target("avx2"))) void
-wide_avx2(const struct mn_seed_stream *s, uint64_t *dst, size_t n)
-{
-    fill_wide(s, dst, n);
-}
-
-static const struct mn_seed_isa isa_avx2 = {words_avx2, wide_avx2};
+VARIANT(avx2, __attribute__((target("avx2"))))
 
 const struct mn_seed_isa *
 mn_seed_isa_pick(int vector)
