@@ -159,29 +159,6 @@ layout_of(struct mn_state *st, struct mn_worker_object *o, struct mn_block *b)
     return (struct mn_layout *)l;
 }
 
-/* Writes the samples, a list, as the first rows of the current block. Returns 1: done; for each
- * sample a list of its objects that are not row data is appended to objects. 0: some do not fit, or
- * there are no rows for them. -1: an exception. */
-static int
-mn_worker_place_rows(struct mn_state *st, struct mn_worker_object *o, PyObject *samples,
-                     PyObject *objects)
-{
-    struct mn_block *b = mn_block_at(&o->side.shm, o->side.held.block_off);
-    Py_ssize_t n = PyList_CheckExact(samples) ? PyList_GET_SIZE(samples) : 0;
-    if (b->layout == 0 || n == 0 || n > (Py_ssize_t)b->nrows) {
-        return 0;
-    }
-    struct mn_layout *layout = layout_of(st, o, b);
-    int rc = layout != NULL ? mn_layout_encode_list(st, layout, samples, &o->side.shm, b,
-                                                    (uint32_t)n, objects)
-                            : -1;
-    struct mn_report *reports = mn_block_reports(b);
-    for (uint32_t row = 0; rc == 1 && row < n; row++) {
-        reports[row].status = MN_ROW_WRITTEN;
-    }
-    return rc;
-}
-
 /* Returns the indices of a batch, those of spare samples at the end. */
 static PyObject *
 load_indices(struct mn_worker_object *o, struct mn_block *b)
@@ -599,7 +576,19 @@ worker_place(PyObject *self, PyObject *args)
     if (!o->holding) {
         return PyErr_Format(PyExc_RuntimeError, "no current task");
     }
-    int rc = mn_worker_place_rows(st, o, samples, objects);
+    struct mn_block *b = mn_block_at(&o->side.shm, o->side.held.block_off);
+    Py_ssize_t n = PyList_CheckExact(samples) ? PyList_GET_SIZE(samples) : 0;
+    if (b->layout == 0 || n == 0 || n > (Py_ssize_t)b->nrows) {
+        Py_RETURN_FALSE;
+    }
+    struct mn_layout *layout = layout_of(st, o, b);
+    int rc = layout != NULL ? mn_layout_encode_list(st, layout, samples, &o->side.shm, b,
+                                                    (uint32_t)n, objects)
+                            : -1;
+    struct mn_report *reports = mn_block_reports(b);
+    for (uint32_t row = 0; rc == 1 && row < n; row++) {
+        reports[row].status = MN_ROW_WRITTEN;
+    }
     return rc < 0 ? NULL : PyBool_FromLong(rc);
 }
 
