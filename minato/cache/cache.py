@@ -304,6 +304,7 @@ class Cache(Opaque):
         """
         store = self._attached()
         numbers = dict.fromkeys(NUMBERS, 0) if store is None else store.stats()
+        numbers.pop("label", None)
         removed = REMOVED[numbers.pop("removed", 0)]
         unfollowed = sorted(set().union(*(one.unfollowed() for one in self._memoized)))
         return {**numbers, "off": self._off, "removed": removed, "unfollowed": unfollowed}

@@ -77,9 +77,9 @@ def left_bytes() -> int:
     return left
 
 
-def _head(file: File, store: _cache.Store) -> str:
+def _head(file: File, stats: dict[str, Any]) -> str:
     """The file, and whose values it has where a client has said so."""
-    label = "".join(c if c.isprintable() else "?" for c in store.label())
+    label = "".join(c if c.isprintable() else "?" for c in stats["label"])
     return f"{file.shown}  {label}" if label else file.shown
 
 
@@ -136,7 +136,7 @@ def _drop(file: File, force: bool) -> int:
         store = guest(file)
         stats = store.stats()
         processes = stats["processes"]
-        print(_ls(_head(file, store), file, stats))
+        print(_ls(_head(file, stats), file, stats))
         store.detach()
         del store
     except (OSError, RuntimeError) as error:  # another version's, or damaged
@@ -161,8 +161,8 @@ def _act(action: str, file: File, force: bool) -> int:
         checked, damaged = store.verify()
         print(f"{file.shown}  {checked} values, {damaged} damaged")
         return int(damaged > 0)
-    show: Any = _ls if action == "ls" else _stats
-    print(show(_head(file, store), file, store.stats()))
+    show, stats = (_ls if action == "ls" else _stats), store.stats()
+    print(show(_head(file, stats), file, stats))
     return 0
 
 

@@ -64,14 +64,14 @@ def test_first_label_of_a_cache_file_stays(capsys: pytest.CaptureFixture[str]) -
     labels = []
     for store in stores:
         store.attach()
-        labels.append(store.label())
+        labels.append(store.stats()["label"])
     assert labels == ["", *["one\x1b[2J\u00e9"] * 3]
     assert main(["cache", "ls", name]) == 0
     assert f"{name}  one?[2J\u00e9  0 B of" in capsys.readouterr().out
     for store in stores:
         store.detach()
     stores[3].attach()
-    assert stores[3].label() == "x" * 255
+    assert stores[3].stats()["label"] == "x" * 255
     stores[3].detach()
 
 

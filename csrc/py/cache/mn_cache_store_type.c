@@ -398,43 +398,26 @@ inserted(PyObject *self, PyObject *bytes)
     return result;
 }
 
-/* 0, or -1 with an exception set. */
-static int
-sum_of(PyObject *self, struct mn_cache_sums *sums)
-{
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_sum(cache_of(self), sums);
-    Py_END_ALLOW_THREADS
-    return raised(self, rc);
-}
-
 static PyObject *
 stats(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    struct mn_cache_sums s;
-    if (sum_of(self, &s) < 0) {
-        return NULL;
-    }
+    struct mn_cache_sums s = {0};
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mn_cache_sum(cache_of(self), &s);
+    Py_END_ALLOW_THREADS
+    PyObject *label = raised(self, rc) < 0 ? NULL
+                          : PyUnicode_DecodeUTF8(s.label, (Py_ssize_t)strlen(s.label), "replace");
 #define SUM(name, member) name, (unsigned long long)s.member
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK}", SUM("hits", hits),
+        "{sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sK sN}", SUM("hits", hits),
         SUM("hit_bytes", hit_bytes), SUM("saved_ns", saved_ns), SUM("misses", misses),
         SUM("made_ns", made_ns), SUM("stored", stored), SUM("stored_bytes", stored_bytes),
         SUM("refused", refused), SUM("bytes", bytes), SUM("used_bytes", used_bytes),
         SUM("entries", entries), SUM("recycled", recycled), SUM("returned", returned),
         SUM("processes", clients), SUM("jobs", jobs), SUM("largest", entry_bytes_max),
-        SUM("damaged", damaged), SUM("parts", segments), SUM("removed", name));
-}
-
-static PyObject *
-label(PyObject *self, PyObject *Py_UNUSED(ignored))
-{
-    struct mn_cache_sums s;
-    if (sum_of(self, &s) < 0) {
-        return NULL;
-    }
-    return PyUnicode_DecodeUTF8(s.label, (Py_ssize_t)strlen(s.label), "replace");
+        SUM("damaged", damaged), SUM("parts", segments), SUM("removed", name), "label",
+        label);
 }
 
 static PyObject *
@@ -540,9 +523,8 @@ static PyMethodDef store_methods[] = {
      PyDoc_STR("release(digest, claimed): gives back what claim() returned.")},
     {"inserted", inserted, METH_O, inserted_doc},
     {"stats", stats, METH_NOARGS,
-     PyDoc_STR("stats() -> dict of counts, bytes and nanoseconds, of all clients so far")},
-    {"label", label, METH_NOARGS,
-     PyDoc_STR("label() -> the label that a client gave the file, or ''")},
+     PyDoc_STR("stats() -> dict of counts, bytes and nanoseconds, of all clients so far, and the\n"
+               "label that a client gave the file, or ''")},
     {"verify", verify, METH_NOARGS,
      PyDoc_STR("verify() -> (entries, damaged ones): reads all that the index leads to")},
     {NULL, NULL, 0, NULL},
