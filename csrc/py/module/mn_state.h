@@ -205,10 +205,10 @@ int
 mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
                  Py_ssize_t pickle_bytes, PyObject *list);
 
-/* Copies the parts' records of an envelope: [env->nparts], to be freed with PyMem_Free. env: from
- * mn_envelope_look(), for the len bytes there. Returns NULL with an exception if a part does not
- * lie within them any more. */
-struct mn_envelope_part *
-mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env);
+/* Returns (pickle, [what make() returns for each part]) of an envelope, of len bytes. env: from
+ * mn_envelope_look(). RuntimeError if a part does not lie within them any more. */
+PyObject *
+mn_envelope_read(const char *at, uint64_t len, const struct mn_envelope *env,
+                 PyObject *(*make)(void *arg, const struct mn_envelope_part *part), void *arg);
 
 #endif

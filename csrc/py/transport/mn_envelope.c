@@ -1,4 +1,4 @@
-/* mn_envelope.c - writes a worker's message into its lease.
+/* mn_envelope.c - writes a worker's message into its lease, and reads it.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/module/mn_state.h"
@@ -104,25 +104,25 @@ mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
     return rc;
 }
 
-struct mn_envelope_part *
-mn_envelope_open(const void *at, uint64_t len, const struct mn_envelope *env)
+PyObject *
+mn_envelope_read(const char *at, uint64_t len, const struct mn_envelope *env,
+                 PyObject *(*make)(void *arg, const struct mn_envelope_part *part), void *arg)
 {
-    struct mn_envelope_part *parts = PyMem_Calloc((size_t)env->nparts + 1, sizeof(*parts));
-    if (parts == NULL) {
-        PyErr_NoMemory();
-        return NULL;
+    PyObject *list = PyList_New(0);
+    for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
+        struct mn_envelope_part part;
+        if (mn_envelope_part_look(at, len, env, i, &part)) {
+            mn_list_add(&list, make(arg, &part));
+        }
+        else { /* it was sound when accepted, but its worker may still write there */
+            PyErr_SetString(PyExc_RuntimeError,
+                            "the result that a DataLoader worker sent is damaged. Code in the "
+                            "worker writes to memory where it must not, most likely a C extension "
+                            "that the dataset uses");
+            Py_CLEAR(list);
+        }
     }
-    bool sound = true; /* it was when accepted, but its worker may still write there */
-    for (uint64_t i = 0; sound && i < env->nparts; i++) {
-        sound = mn_envelope_part_look(at, len, env, i, &parts[i]);
-    }
-    if (!sound) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the result that a DataLoader worker sent is damaged. Code in the worker "
-                        "writes to memory where it must not, most likely a C extension that the "
-                        "dataset uses");
-        PyMem_Free(parts);
-        return NULL;
-    }
-    return parts;
+    return list == NULL ? NULL
+                        : Py_BuildValue("(y#N)", at + env->pickle_at,
+                                        (Py_ssize_t)env->pickle_bytes, list);
 }

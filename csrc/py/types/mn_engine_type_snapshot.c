@@ -6,39 +6,37 @@
 
 #include "py/types/mn_engine_object.h"
 
+struct of_block {
+    struct mn_state *st;
+    struct mn_engine *e;
+    uint64_t block, env_off;
+};
+
 /* Returns one part of an envelope: a view of the arena if it is big, else a copy. */
 static PyObject *
-part(struct mn_state *st, struct mn_engine *e, uint64_t block, uint64_t env_off,
-     const struct mn_envelope_part *p)
+part(void *arg, const struct mn_envelope_part *p)
 {
-    bool copy = p->bytes < MN_FIELD_BIG || !mn_engine_may_retain(e, p->bytes);
-    struct mn_hold *hold =
-        copy ? mn_hold_copy(st, mn_at(mn_engine_shm(e), env_off + p->at), p->bytes)
-             : mn_hold_new(st, e, block, env_off + p->at, p->bytes);
-    return hold != NULL ? mn_arena_view_new(st, hold, p->bytes) : NULL;
+    const struct of_block *o = arg;
+    uint64_t off = o->env_off + p->at;
+    bool copy = p->bytes < MN_FIELD_BIG || !mn_engine_may_retain(o->e, p->bytes);
+    struct mn_hold *hold = copy ? mn_hold_copy(o->st, mn_at(mn_engine_shm(o->e), off), p->bytes)
+                                : mn_hold_new(o->st, o->e, o->block, off, p->bytes);
+    return hold != NULL ? mn_arena_view_new(o->st, hold, p->bytes) : NULL;
 }
 
 static PyObject *
 open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
               const struct mn_result *t)
 {
-    const struct mn_envelope *env = &t->envelope; /* copied when the block was done */
-    const char *at = mn_at(mn_engine_shm(e), t->env_off);
-    PyObject *pickle =
-        PyBytes_FromStringAndSize(at + env->pickle_at, (Py_ssize_t)env->pickle_bytes);
-    struct mn_envelope_part *parts =
-        pickle != NULL ? mn_envelope_open(at, t->env_len, env) : NULL;
-    PyObject *list = parts != NULL ? PyList_New(0) : NULL;
-    for (uint64_t i = 0; list != NULL && i < env->nparts; i++) {
-        mn_list_add(&list, part(st, e, block, t->env_off, &parts[i]));
-    }
-    PyMem_Free(parts);
-    if (list == NULL) {
-        Py_XDECREF(pickle);
-        return NULL;
-    }
-    return mn_named_tuple(st->envelope_type, "((IIINN))", t->worker, t->row0, t->nrows, pickle,
-                          list);
+    struct of_block o = {st, e, block, t->env_off};
+    PyObject *sent = mn_envelope_read(mn_at(mn_engine_shm(e), t->env_off), t->env_len,
+                                      &t->envelope /* copied when the block was done */, part, &o);
+    PyObject *made = sent == NULL ? NULL
+                                  : mn_named_tuple(st->envelope_type, "((IIIOO))", t->worker,
+                                                   t->row0, t->nrows, PyTuple_GET_ITEM(sent, 0),
+                                                   PyTuple_GET_ITEM(sent, 1));
+    Py_XDECREF(sent);
+    return made;
 }
 
 #define EVERY_ROW (-1)

@@ -485,17 +485,12 @@ worker_finish(PyObject *self, PyObject *args)
     return PyBool_FromLong(rc == 0);
 }
 
-/* Copies the parts: a collate_fn may write into samples and may keep them, and its task is run
- * again if this worker dies. */
+/* Copies a part: a collate_fn may write into samples and keep them, and its task is run again if
+ * this worker dies. */
 static PyObject *
-copies_of(const char *at, const struct mn_envelope_part *parts, uint64_t n)
+copy_of(void *at, const struct mn_envelope_part *part)
 {
-    PyObject *list = PyList_New(0);
-    for (uint64_t i = 0; list != NULL && i < n; i++) {
-        mn_list_add(&list, PyByteArray_FromStringAndSize(at + parts[i].at,
-                                                         (Py_ssize_t)parts[i].bytes));
-    }
-    return list;
+    return PyByteArray_FromStringAndSize((const char *)at + part->at, (Py_ssize_t)part->bytes);
 }
 
 static PyObject *
@@ -504,34 +499,19 @@ part_of(struct mn_worker_object *o, uint32_t task)
     const struct mn_ctl *c = o->side.shm.ctl;
     const struct mn_task *t = mn_task_at(&o->side.shm, task);
     uint64_t off = t->env_off, len = t->env_len;
-    const char *at = mn_at(&o->side.shm, off);
+    char *at = mn_at(&o->side.shm, off);
     struct mn_envelope env;
     /* written by another worker: treat a damaged one as missing */
     if (off < c->arena_off || off > c->total_bytes || len > c->total_bytes - off
         || !mn_envelope_look(at, len, &env)) {
         Py_RETURN_NONE;
     }
-    PyObject *pickle =
-        PyBytes_FromStringAndSize(at + env.pickle_at, (Py_ssize_t)env.pickle_bytes);
-    if (pickle == NULL) {
-        return NULL;
-    }
-    struct mn_envelope_part *parts = mn_envelope_open(at, len, &env);
-    if (parts == NULL) {
-        Py_DECREF(pickle);
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-            return NULL;
-        }
+    PyObject *sent = mn_envelope_read(at, len, &env, copy_of, at);
+    if (sent == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    PyObject *list = copies_of(at, parts, env.nparts);
-    PyMem_Free(parts);
-    if (list == NULL) {
-        Py_DECREF(pickle);
-        return NULL;
-    }
-    return Py_BuildValue("(NN)", pickle, list);
+    return sent;
 }
 
 PyDoc_STRVAR(parts_doc,
