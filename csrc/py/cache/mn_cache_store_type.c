@@ -112,14 +112,11 @@ digest_of(PyObject *bytes, struct mn_cache_digest *digest)
 }
 
 static PyObject *
-store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+store_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     const char *folder, *name, *label = "";
     unsigned long long bytes, job, reserve, tree = 0, rank = 0;
     int keep, on_disk = 0;
-    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
-        return PyErr_Format(PyExc_TypeError, "Store() takes no keywords");
-    }
     if (!PyArg_ParseTuple(args, "ssKKpK|psKK", &folder, &name, &bytes, &job, &keep, &reserve,
                           &on_disk, &label, &tree, &rank)) {
         return NULL;
@@ -132,12 +129,8 @@ store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                    .tree = tree, .rank = rank, .keep = keep != 0,
                                    .on_disk = on_disk != 0};
     (void)snprintf(place.label, sizeof(place.label), "%s", label);
-    size_t n = strlen(folder) + 1;
-    self->folder = PyMem_Malloc(n);
+    self->folder = strdup(folder);
     int rc = self->folder == NULL ? -ENOMEM : mn_cache_open(&place, reserve, &self->cache);
-    if (self->folder != NULL) {
-        memcpy(self->folder, folder, n);
-    }
     if (raise_for(PyType_GetModuleState(type), rc, folder) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -154,7 +147,7 @@ store_dealloc(PyObject *self)
         mn_cache_close(s->cache);
         Py_END_ALLOW_THREADS
     }
-    PyMem_Free(s->folder);
+    free(s->folder);
     mn_free_object(self);
 }
 

@@ -276,9 +276,8 @@ mn_engine_py_deaths(PyObject *Py_UNUSED(self), struct mn_engine *e,
 }
 
 const char mn_engine_memory_doc[] =
-    "memory() -> {used, kept, warm, reclaimed, limit, in_flight, envelope_bytes}: bytes of the\n"
-    "arena in use, those of them that the program keeps, those free that may hold pages, those\n"
-    "given back to the system so far, the ceiling, and batches in flight";
+    "memory() -> {used, kept, limit, in_flight, envelope_bytes}: bytes of the arena in use, those\n"
+    "that the program keeps, the ceiling, batches in flight, and a batch's bytes in envelopes";
 
 PyObject *
 mn_engine_py_memory(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(ignored))
@@ -288,10 +287,9 @@ mn_engine_py_memory(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(ign
         return NULL;
     }
     struct mn_memory_snapshot m = mn_engine_memory(e);
-    return Py_BuildValue("{sK sK sK sK sK sI sK}", "used", (unsigned long long)m.used, "kept",
-                         (unsigned long long)m.kept, "warm", (unsigned long long)m.warm,
-                         "reclaimed", (unsigned long long)m.reclaimed, "limit",
-                         (unsigned long long)m.limit, "in_flight", m.in_flight, "envelope_bytes",
+    return Py_BuildValue("{sK sK sK sI sK}", "used", (unsigned long long)m.used, "kept",
+                         (unsigned long long)m.kept, "limit", (unsigned long long)m.limit,
+                         "in_flight", m.in_flight, "envelope_bytes",
                          (unsigned long long)m.envelope_bytes);
 }
 
