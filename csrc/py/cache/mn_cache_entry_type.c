@@ -47,16 +47,9 @@ raised(int rc)
 static int
 copied(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes)
 {
-    int rc;
-    if (bytes >= LARGE || found->map->data == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_cache_copy(found, off, to, bytes);
-        Py_END_ALLOW_THREADS
-    }
-    else {
-        rc = mn_cache_copy(found, off, to, bytes);
-    }
-    return raised(rc);
+    bool long_one = bytes >= LARGE || found->map->data == NULL;
+    return raised(long_one ? MN_WITHOUT_GIL(mn_cache_copy(found, off, to, bytes))
+                           : mn_cache_copy(found, off, to, bytes));
 }
 
 PyDoc_STRVAR(describe_doc,
@@ -264,11 +257,8 @@ box(PyObject *self, PyObject *args)
         }
     }
     struct mn_cache_box inner = {(int)ndim, itemsize, dims[0], dims[1], dims[2]};
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_copy_box(found, mn_cache_padded(found->described), &inner,
-                           (void *)(uintptr_t)address);
-    Py_END_ALLOW_THREADS
+    int rc = MN_WITHOUT_GIL(mn_cache_copy_box(found, mn_cache_padded(found->described), &inner,
+                                              (void *)(uintptr_t)address));
     if (raised(rc) < 0) {
         return NULL;
     }
@@ -283,10 +273,7 @@ static PyObject *
 verify(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_cache_entry_object *entry = (struct mn_cache_entry_object *)self;
-    bool whole;
-    Py_BEGIN_ALLOW_THREADS
-    whole = mn_cache_check(mn_cache_of_store(entry->store), &entry->found);
-    Py_END_ALLOW_THREADS
+    bool whole = MN_WITHOUT_GIL(mn_cache_check(mn_cache_of_store(entry->store), &entry->found));
     return PyBool_FromLong(whole);
 }
 

@@ -154,14 +154,8 @@ store_dealloc(PyObject *self)
 static PyObject *
 attach(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_attach(cache_of(self));
-    Py_END_ALLOW_THREADS
-    if (raised(self, rc) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    int rc = MN_WITHOUT_GIL(mn_cache_attach(cache_of(self)));
+    return mn_none_unless(raised(self, rc));
 }
 
 static PyObject *
@@ -188,15 +182,10 @@ find(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "Sp", &bytes, &count) || digest_of(bytes, &digest) < 0) {
         return NULL;
     }
-    int rc;
-    if (mn_cache_is_on_disk(cache_of(self))) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_cache_find(cache_of(self), digest, count != 0, &found);
-        Py_END_ALLOW_THREADS
-    }
-    else { /* sooner done than the GIL is taken again */
-        rc = mn_cache_find(cache_of(self), digest, count != 0, &found);
-    }
+    struct mn_cache *cache = cache_of(self); /* in memory: sooner than the GIL is taken again */
+    int rc = mn_cache_is_on_disk(cache)
+                 ? MN_WITHOUT_GIL(mn_cache_find(cache, digest, count != 0, &found))
+                 : mn_cache_find(cache, digest, count != 0, &found);
     if (rc == MN_EMPTY) {
         Py_RETURN_NONE;
     }
@@ -395,10 +384,7 @@ static PyObject *
 stats(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_cache_sums s = {0};
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_sum(cache_of(self), &s);
-    Py_END_ALLOW_THREADS
+    int rc = MN_WITHOUT_GIL(mn_cache_sum(cache_of(self), &s));
     PyObject *label = raised(self, rc) < 0 ? NULL
                           : PyUnicode_DecodeUTF8(s.label, (Py_ssize_t)strlen(s.label), "replace");
 #define SUM(name, member) name, (unsigned long long)s.member
@@ -417,10 +403,7 @@ static PyObject *
 verify(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     uint64_t checked, damaged;
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_verify(cache_of(self), &checked, &damaged);
-    Py_END_ALLOW_THREADS
+    int rc = MN_WITHOUT_GIL(mn_cache_verify(cache_of(self), &checked, &damaged));
     if (raised(self, rc) < 0) {
         return NULL;
     }
@@ -474,18 +457,13 @@ static PyObject *
 drop(PyObject *module, PyObject *args)
 {
     const char *folder, *name;
-    int on_disk, used, rc;
+    int on_disk, used;
     if (!PyArg_ParseTuple(args, "sspp", &folder, &name, &on_disk, &used)) {
         return NULL;
     }
     struct mn_cache_place place = {.folder = folder, .name = name, .on_disk = on_disk != 0};
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cache_file_remove(&place, used != 0);
-    Py_END_ALLOW_THREADS
-    if (raise_for(PyModule_GetState(module), rc, folder) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    int rc = MN_WITHOUT_GIL(mn_cache_file_remove(&place, used != 0));
+    return mn_none_unless(raise_for(PyModule_GetState(module), rc, folder));
 }
 
 PyDoc_STRVAR(promise_doc,

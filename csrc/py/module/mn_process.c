@@ -175,10 +175,8 @@ filter_signal(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "ii", &number, &trainer)) {
         return NULL;
     }
-    if (mn_raise_errno(set_signal_filter(number, (pid_t)trainer), "cannot filter a signal") < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return mn_none_unless(
+        mn_raise_errno(set_signal_filter(number, (pid_t)trainer), "cannot filter a signal"));
 }
 
 PyMethodDef mn_process_functions[] = {

@@ -38,6 +38,22 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
 #define MN_MODULE_SLOTS(exec, interpreters) {{Py_mod_exec, exec}, {0, NULL}}
 #endif
 
+/* The result of a call that is made without the GIL. */
+#define MN_WITHOUT_GIL(call)                                                            \
+    ({                                                                                  \
+        PyThreadState *state_ = PyEval_SaveThread();                                    \
+        __typeof__(call) result_ = (call);                                              \
+        PyEval_RestoreThread(state_);                                                   \
+        result_;                                                                        \
+    })
+
+/* Returns None; NULL for a negative number, which says that an exception is set. */
+static inline PyObject *
+mn_none_unless(int rc)
+{
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 /* Ends tp_dealloc: frees an object that refers to nothing any more but its type. */
 static inline void
 mn_free_object(PyObject *self)

@@ -47,13 +47,10 @@ mn_ops_jpeg_size(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer file;
     uint32_t width, height;
-    int rc;
     if (!PyArg_ParseTuple(args, "y*", &file)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_jpeg_measure(file.buf, (size_t)file.len, &width, &height);
-    Py_END_ALLOW_THREADS
+    int rc = MN_WITHOUT_GIL(mn_jpeg_measure(file.buf, (size_t)file.len, &width, &height));
     PyBuffer_Release(&file);
     if (rc != 0) {
         Py_RETURN_NONE;
@@ -103,9 +100,8 @@ mn_ops_jpeg_crop(PyObject *Py_UNUSED(module), PyObject *args)
                         "the region, the window, the table and the output do not fit together");
     }
     else if (library != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_jpeg_crop(library, kernels, file.buf, (size_t)file.len, &job, out.buf);
-        Py_END_ALLOW_THREADS
+        rc = MN_WITHOUT_GIL(mn_jpeg_crop(library, kernels, file.buf, (size_t)file.len, &job,
+                                         out.buf));
     }
     PyBuffer_Release(&file);
     PyBuffer_Release(&table);
@@ -129,9 +125,7 @@ mn_ops_jpeg_baseline(PyObject *Py_UNUSED(module), PyObject *args)
     }
     const struct mn_jpeg_library *library = PyCapsule_GetPointer(capsule, MN_OPS_JPEG_LIBRARY);
     if (library != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_jpeg_baseline(library, file.buf, (size_t)file.len, &made, &n);
-        Py_END_ALLOW_THREADS
+        rc = MN_WITHOUT_GIL(mn_jpeg_baseline(library, file.buf, (size_t)file.len, &made, &n));
     }
     PyBuffer_Release(&file);
     if (rc == -ENOMEM) {

@@ -153,9 +153,8 @@ run_into(const struct mn_native_pipeline *native, long long index, uint64_t hi, 
     }
     bool ready = taken == native->n_fields;
     if (ready) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = native->run(native->state, index, hi, lo, memory, text.chars, text.size);
-        Py_END_ALLOW_THREADS
+        rc = MN_WITHOUT_GIL(native->run(native->state, index, hi, lo, memory, text.chars,
+                                        text.size));
     }
     for (int32_t i = 0; i < taken; i++) {
         PyBuffer_Release(&buffers[i]);
@@ -189,20 +188,14 @@ warm(PyObject *object, PyObject *args)
     const struct mn_cases *cases = self_of(object)->cases;
     long long at;
     MN_OPS_NEW_TEXT(text);
-    int rc;
     if (!PyArg_ParseTuple(args, "L", &at)) {
         return NULL;
     }
     if (at < 0 || at >= cases->n_cases) {
         return PyErr_Format(PyExc_IndexError, "no such case");
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_cases_warm(cases, at, &text);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mn_ops_raise(rc, &text);
-    }
-    Py_RETURN_NONE;
+    int rc = MN_WITHOUT_GIL(mn_cases_warm(cases, at, &text));
+    return rc < 0 ? mn_ops_raise(rc, &text) : Py_NewRef(Py_None);
 }
 
 PyDoc_STRVAR(native_doc, "native() -> capsule of struct mn_native_pipeline (minato/ops.h)");

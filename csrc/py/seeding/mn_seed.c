@@ -465,10 +465,7 @@ seeder_watch(PyObject *op, PyObject *args)
         self->nglobal = self->ntargets;
     }
     Py_XSETREF(self->watch.find, Py_NewRef(find));
-    if (mn_seed_watch_set(&self->watch, dicts, counted, types) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return mn_none_unless(mn_seed_watch_set(&self->watch, dicts, counted, types));
 }
 
 static PyObject *
@@ -538,10 +535,7 @@ mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share)
 static PyObject *
 seeder_share(PyObject *self, PyObject *ranks)
 {
-    if (mn_seed_share_parse(ranks, &((struct mn_seeder *)self)->share) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return mn_none_unless(mn_seed_share_parse(ranks, &((struct mn_seeder *)self)->share));
 }
 
 static PyObject *

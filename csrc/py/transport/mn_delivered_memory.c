@@ -301,10 +301,7 @@ static PyObject *
 view_guard(PyObject *self, PyObject *tensor)
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
-    if (mn_hold_guard(st, ((struct mn_arena_view *)self)->hold, tensor) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return mn_none_unless(mn_hold_guard(st, ((struct mn_arena_view *)self)->hold, tensor));
 }
 
 static void

@@ -185,11 +185,8 @@ mn_engine_py_wait(PyObject *self, struct mn_engine *e, PyObject *args)
     uint64_t until = mn_engine_until(timeout);
     for (;;) {
         int64_t left = mn_engine_slice(until);
-        int rc;
         o->inside++;
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_engine_wait(e, wanted, left);
-        Py_END_ALLOW_THREADS
+        int rc = MN_WITHOUT_GIL(mn_engine_wait(e, wanted, left));
         o->inside--;
         if (PyErr_CheckSignals() < 0 || mn_engine_goes_on(self) < 0) {
             return NULL;

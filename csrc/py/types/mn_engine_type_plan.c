@@ -488,11 +488,8 @@ mn_engine_py_next(PyObject *self, struct mn_engine *e, PyObject *args)
     for (;;) {
         int64_t slice = mn_engine_slice(until);
         uint64_t sequence = 0, block = 0;
-        int rc;
         o->inside++;
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_engine_next(e, slice, &sequence, &block);
-        Py_END_ALLOW_THREADS
+        int rc = MN_WITHOUT_GIL(mn_engine_next(e, slice, &sequence, &block));
         o->inside--;
         if (rc == MN_NEXT_BATCH) {
             return mn_engine_get(self) != NULL ? given(self, e, sequence, block) : NULL;

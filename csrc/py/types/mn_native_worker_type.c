@@ -143,10 +143,8 @@ mn_native_next(struct mn_state *st, struct mn_native_part *o, struct mn_worker_s
                struct mn_worker_clock *clock, uint32_t *task)
 {
     struct mn_native_failure failure;
-    enum mn_native_event event;
-    Py_BEGIN_ALLOW_THREADS
-    event = mn_native_serve(&o->native, side, clock, task, &failure);
-    Py_END_ALLOW_THREADS
+    enum mn_native_event event = MN_WITHOUT_GIL(mn_native_serve(&o->native, side, clock, task,
+                                                                &failure));
     if (event == MN_NATIVE_STOP) {
         Py_RETURN_FALSE;
     }

@@ -104,10 +104,7 @@ mn_engine_py_set_page_driver(PyObject *Py_UNUSED(self), struct mn_engine *e, PyO
     /* In whole chunks, and one more for a batch that lies across a boundary. */
     uint64_t limit = mn_engine_memory(e).limit, most = limit + 2 * MN_PAGELOCKS_CHUNK;
     int rc = mn_pagelocks_set(mn_engine_pagelocks(e), &driver, most > limit ? most : limit);
-    if (mn_raise_errno(rc, "cannot set the functions that lock pages") < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return mn_none_unless(mn_raise_errno(rc, "cannot set the functions that lock pages"));
 }
 
 const char mn_engine_lock_pages_doc[] =
@@ -121,15 +118,12 @@ mn_engine_py_lock_pages(PyObject *self, struct mn_engine *e, PyObject *args)
 {
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     unsigned long long address, bytes;
-    int rc;
     if (!PyArg_ParseTuple(args, "KK", &address, &bytes)) {
         return NULL;
     }
     const char *at = (const char *)(uintptr_t)address;
     mn_engine_pin(e);
-    Py_BEGIN_ALLOW_THREADS
-    rc = mn_pagelocks_use(mn_engine_pagelocks(e), at, bytes);
-    Py_END_ALLOW_THREADS
+    int rc = MN_WITHOUT_GIL(mn_pagelocks_use(mn_engine_pagelocks(e), at, bytes));
     struct mn_pagelock *p = rc == 0 ? PyObject_New(struct mn_pagelock, st->pagelock_type) : NULL;
     if (p != NULL) {
         *p = (struct mn_pagelock){p->ob_base, e, at, bytes, mn_proc_self()};

@@ -221,9 +221,7 @@ segment_await_wanted(PyObject *self, PyObject *arg)
     }
     bool wanted = false;
     if (mn_worker_attach(&side, &s->shm, (uint32_t)w) == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        wanted = mn_entry_await(&side);
-        Py_END_ALLOW_THREADS
+        wanted = MN_WITHOUT_GIL(mn_entry_await(&side));
     }
     return PyBool_FromLong(wanted);
 }

@@ -385,9 +385,7 @@ claim(struct mn_worker_object *o)
 {
     int rc = mn_worker_try(&o->side, &o->task);
     if (rc == MN_EMPTY) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mn_worker_claim(&o->side, MN_WORKER_IDLE_NS, &o->task);
-        Py_END_ALLOW_THREADS
+        rc = MN_WITHOUT_GIL(mn_worker_claim(&o->side, MN_WORKER_IDLE_NS, &o->task));
         mn_worker_waited(&o->clock);
     }
     return rc;
@@ -643,9 +641,7 @@ worker_ready(PyObject *self, PyObject *args)
         o->side.me->init_states[i] = states[i];
     }
     if (o->thread) {
-        Py_BEGIN_ALLOW_THREADS
-        (void)mn_entry_begin(&o->side);
-        Py_END_ALLOW_THREADS
+        (void)MN_WITHOUT_GIL(mn_entry_begin(&o->side));
         mn_worker_waited(&o->clock);
         Py_RETURN_NONE;
     }
