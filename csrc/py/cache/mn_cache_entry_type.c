@@ -86,8 +86,7 @@ from_source(const struct source *source, void *to, uint64_t bytes)
         return copied(source->found, source->off, to, bytes);
     }
     if (bytes != (uint64_t)source->buffer->len) {
-        PyErr_SetString(PyExc_ValueError, "a part has another length than its target");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "a part has another length than its target");
     }
     memcpy(to, source->buffer->buf, bytes);
     return 0;
@@ -102,8 +101,7 @@ copy_part(const struct source *source, PyObject *target, uint64_t *n, PyObject *
     if (PyLong_CheckExact(target)) {
         bytes = PyLong_AsUnsignedLongLong(target);
         if (PyErr_Occurred() != NULL || bytes > PY_SSIZE_T_MAX) {
-            PyErr_SetString(PyExc_ValueError, "no part is that long");
-            return -1;
+            return MN_RAISE(PyExc_ValueError, "no part is that long");
         }
         PyObject *object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
         if (object != NULL && from_source(source, PyBytes_AS_STRING(object), bytes) == 0) {
@@ -215,8 +213,7 @@ static int
 numbers(PyObject *from, uint64_t *to, int n)
 {
     if (!PyTuple_Check(from) || PyTuple_GET_SIZE(from) != n) {
-        PyErr_SetString(PyExc_ValueError, "a box has a number for each dimension");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "a box has a number for each dimension");
     }
     for (int i = 0; i < n; i++) {
         to[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(from, i));

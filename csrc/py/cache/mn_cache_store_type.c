@@ -104,8 +104,7 @@ static int
 digest_of(PyObject *bytes, struct mn_cache_digest *digest)
 {
     if (!PyBytes_Check(bytes) || PyBytes_GET_SIZE(bytes) != (Py_ssize_t)sizeof(*digest)) {
-        PyErr_SetString(PyExc_TypeError, "a digest is 16 bytes");
-        return -1;
+        return MN_RAISE(PyExc_TypeError, "a digest is 16 bytes");
     }
     memcpy(digest, PyBytes_AS_STRING(bytes), sizeof(*digest));
     return 0;
@@ -423,8 +422,7 @@ parts(PyObject *Py_UNUSED(module), PyObject *arg)
         return NULL;
     }
     if (!mn_cache_shape_of(bytes, 0, &shape)) {
-        PyErr_Format(PyExc_ValueError, "no cache has %llu bytes", bytes);
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "no cache has %llu bytes", bytes);
     }
     return Py_BuildValue("(KK)", (unsigned long long)shape.nsegments,
                          (unsigned long long)shape.segment_bytes);

@@ -113,13 +113,11 @@ bring_ctl(PyObject *read, struct mn_ctl *c)
         return -1;
     }
     if (c->magic != MN_MAGIC) {
-        PyErr_SetString(PyExc_ValueError, "this is not a loader's memory, or not yet");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "this is not a loader's memory, or not yet");
     }
     if (c->sizes != mn_sizes_word()) {
-        PyErr_SetString(PyExc_ValueError,
+        return MN_RAISE(PyExc_ValueError,
                         "the loader runs another version of minato than this program");
-        return -1;
     }
     uint64_t workers_end = c->workers_off + (uint64_t)c->nworkers * sizeof(struct mn_worker);
     uint64_t tasks_end = c->tasks_off + (uint64_t)c->ntasks * sizeof(struct mn_task);
@@ -129,8 +127,7 @@ bring_ctl(PyObject *read, struct mn_ctl *c)
         || workers_end > c->tasks_off || tasks_end > c->queues_off || c->queues_off > MOST_TABLES
         || c->queues_off > c->input_off || c->input_off > c->arena_off
         || c->arena_off > c->total_bytes) {
-        PyErr_SetString(PyExc_ValueError, "the loader's memory is damaged");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "the loader's memory is damaged");
     }
     return 0;
 }

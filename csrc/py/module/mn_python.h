@@ -38,6 +38,9 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
 #define MN_MODULE_SLOTS(exec, interpreters) {{Py_mod_exec, exec}, {0, NULL}}
 #endif
 
+/* Sets an exception as PyErr_Format() does; -1. */
+#define MN_RAISE(...) (PyErr_Format(__VA_ARGS__), -1)
+
 /* The result of a call that is made without the GIL. */
 #define MN_WITHOUT_GIL(call)                                                            \
     ({                                                                                  \

@@ -188,23 +188,20 @@ static int
 check_volume(const Py_buffer *buffer)
 {
     if (buffer->ndim != MN_VOLUME_DIMS) {
-        PyErr_Format(PyExc_ValueError,
-                     "a volume has 4 axes (channel, depth, height, width), got %d",
-                     buffer->ndim);
-        return -1;
+        return MN_RAISE(PyExc_ValueError,
+                        "a volume has 4 axes (channel, depth, height, width), got %d",
+                        buffer->ndim);
     }
     for (int axis = 0; axis < MN_VOLUME_DIMS; axis++) {
         if (buffer->shape[axis] == 0) {
-            PyErr_Format(PyExc_ValueError, "axis %d of the volume is empty", axis);
-            return -1;
+            return MN_RAISE(PyExc_ValueError, "axis %d of the volume is empty", axis);
         }
     }
     if (dtype_of(buffer) == MN_DTYPE_NONE) {
-        PyErr_Format(PyExc_TypeError,
-                     "a volume is uint8, int16, uint16, int32, float32 or float64, not an "
-                     "array of buffer format '%s'",
-                     buffer->format);
-        return -1;
+        return MN_RAISE(PyExc_TypeError,
+                        "a volume is uint8, int16, uint16, int32, float32 or float64, not an "
+                        "array of buffer format '%s'",
+                        buffer->format);
     }
     return 0;
 }

@@ -142,8 +142,7 @@ run_into(const struct mn_native_pipeline *native, long long index, uint64_t hi, 
     int32_t taken = 0;
     int rc = 0;
     if (PyTuple_GET_SIZE(outs) != native->n_fields) {
-        PyErr_Format(PyExc_ValueError, "%d outputs are needed", (int)native->n_fields);
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "%d outputs are needed", (int)native->n_fields);
     }
     while (taken < native->n_fields
            && memory_of(PyTuple_GET_ITEM(outs, taken), native->fields[taken].bytes,

@@ -220,8 +220,7 @@ take_paths(struct mn_ops_photos *self, PyObject *list)
     Py_ssize_t n = PyList_GET_SIZE(list);
     self->photos.paths = calloc((size_t)n + 1, sizeof(char *));
     if (self->photos.paths == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return (PyErr_NoMemory(), -1);
     }
     for (; self->n < n; self->n++) {
         self->photos.paths[self->n] = mn_ops_copy_path(PyList_GET_ITEM(list, self->n));
@@ -276,8 +275,7 @@ take(struct mn_ops_photos *self, PyObject *args)
     size_t item = (size_t)self->table.len / (3 * 256);
     if ((size_t)self->table.len != 3 * 256 * item || (item != 1 && item != 2 && item != 4)
         || self->targets.len != self->n * (Py_ssize_t)sizeof(int64_t)) {
-        PyErr_SetString(PyExc_ValueError, "the paths, the targets and the table do not fit");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "the paths, the targets and the table do not fit");
     }
     self->photos.kernels = mn_kernels_best();
     self->photos.table = self->table.buf;

@@ -50,8 +50,7 @@ take_op(PyObject *item, struct mn_op *op)
         return -1;
     }
     if (kind < 0 || kind >= MN_OP_KINDS) {
-        PyErr_Format(PyExc_ValueError, "unknown operator %d", kind);
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "unknown operator %d", kind);
     }
     op->kind = (enum mn_op_kind)kind;
     op->flag = flag != 0;
@@ -69,13 +68,11 @@ fill_pipeline(struct mn_ops_pipeline *self, PyObject *specs, int level)
     MN_OPS_NEW_TEXT(text);
     const struct mn_kernels *kernels = level < 0 ? NULL : mn_kernels_get(level);
     if (n > UINT16_MAX || (level >= 0 && kernels == NULL)) {
-        PyErr_SetString(PyExc_ValueError, "too many operators, or no such instruction set");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "too many operators, or no such instruction set");
     }
     struct mn_op *ops = PyMem_Calloc((size_t)n + 1, sizeof(*ops));
     if (ops == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return (PyErr_NoMemory(), -1);
     }
     int rc = 0;
     for (Py_ssize_t i = 0; rc == 0 && i < n; i++) {
@@ -415,8 +412,7 @@ import_boxes(PyObject *object, PyObject *list)
     struct mn_filecache *cache = &self_of(object)->pipeline->cache;
     const struct mn_npy no_header = {0};
     if (!PyList_Check(list)) {
-        PyErr_Format(PyExc_TypeError, "expected a list, got %s", Py_TYPE(list)->tp_name);
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "expected a list, got %s", Py_TYPE(list)->tp_name);
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
         PyObject *path = NULL;
@@ -480,9 +476,9 @@ recipe(PyObject *object, PyObject *args)
         return NULL;
     }
     if (tail < 0 || tail > mn_pipeline_tail_most(pipeline)) {
-        PyErr_Format(PyExc_ValueError, "tail is %d, but only %d trailing operators are steps", tail,
-                     mn_pipeline_tail_most(pipeline));
-        return NULL;
+        return PyErr_Format(PyExc_ValueError,
+                            "tail is %d, but only %d trailing operators are steps", tail,
+                            mn_pipeline_tail_most(pipeline));
     }
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, 8 * (Py_ssize_t)MN_RECIPE_WORDS(tail));
     if (bytes != NULL) {

@@ -517,16 +517,14 @@ mn_seed_share_parse(PyObject *ranks, struct mn_seed_share *share)
 {
     unsigned long long rank, world, block;
     if (!PyTuple_Check(ranks)) {
-        PyErr_SetString(PyExc_TypeError, "ranks must be a tuple (rank, world, block)");
-        return -1;
+        return MN_RAISE(PyExc_TypeError, "ranks must be a tuple (rank, world, block)");
     }
     if (!PyArg_ParseTuple(ranks, "KKK;ranks must be (rank, world, block)", &rank, &world,
                           &block)) {
         return -1;
     }
     if (block == 0 || (world > 0 && rank >= world)) {
-        PyErr_SetString(PyExc_ValueError, "rank must be below world, and block positive");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "rank must be below world, and block positive");
     }
     *share = (struct mn_seed_share){.rank = rank, .world = world, .block = block};
     return 0;

@@ -36,9 +36,8 @@ check_inside(PyObject *obj, uint32_t off, size_t bytes)
 {
     size_t size = (size_t)Py_TYPE(obj)->tp_basicsize;
     if (off % 4 != 0 || off < sizeof(PyObject) || off > size || bytes > size - off) {
-        PyErr_Format(PyExc_ValueError, "offset %u does not lie inside a %s", off,
-                     Py_TYPE(obj)->tp_name);
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "offset %u does not lie inside a %s", off,
+                        Py_TYPE(obj)->tp_name);
     }
     return 0;
 }
@@ -48,8 +47,7 @@ read_fixed(struct mn_seed_fixed_list *list, PyObject *obj, PyObject *tuple)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(tuple);
     if (n > MN_SEED_MAX_FIXED) {
-        PyErr_SetString(PyExc_ValueError, "too many fixed words");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "too many fixed words");
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         struct mn_seed_fixed *f = &list->at[i];
@@ -67,8 +65,7 @@ read_runs(struct mn_seed_sink *s, PyObject *obj, PyObject *tuple)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(tuple);
     if (n < 1 || n > MN_SEED_MAX_RUNS) {
-        PyErr_Format(PyExc_ValueError, "expected 1 to %d runs, got %zd", MN_SEED_MAX_RUNS, n);
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "expected 1 to %d runs, got %zd", MN_SEED_MAX_RUNS, n);
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         struct mn_seed_run *r = &s->runs[i];
@@ -77,8 +74,7 @@ read_runs(struct mn_seed_sink *s, PyObject *obj, PyObject *tuple)
             return -1;
         }
         if (r->first > s->nwords || r->n > s->nwords - r->first) {
-            PyErr_SetString(PyExc_ValueError, "a run reaches past the words");
-            return -1;
+            return MN_RAISE(PyExc_ValueError, "a run reaches past the words");
         }
         if (check_inside(obj, r->dst_off, (size_t)r->n * 4) < 0) {
             return -1;
@@ -100,10 +96,9 @@ read_fill(struct mn_seed_sink *s, PyObject *plan)
         return -1;
     }
     if (s->nwords < 1 || s->nwords > MN_SEED_MT_WORDS || s->or_word >= s->nwords) {
-        PyErr_Format(PyExc_ValueError,
-                     "expected 1 to %d words, one of them or_word, got %u and or_word %u",
-                     MN_SEED_MT_WORDS, s->nwords, s->or_word);
-        return -1;
+        return MN_RAISE(PyExc_ValueError,
+                        "expected 1 to %d words, one of them or_word, got %u and or_word %u",
+                        MN_SEED_MT_WORDS, s->nwords, s->or_word);
     }
     if (read_runs(s, obj, runs) < 0 || read_fixed(&s->fixed, obj, fixed) < 0) {
         return -1;
@@ -128,8 +123,7 @@ read_torch(struct mn_seed_sink *s, PyObject *plan)
         return -1;
     }
     if (bytes != TORCH_BLOB_BYTES || address == 0 || address % 8 != 0) {
-        PyErr_SetString(PyExc_ValueError, "not a state tensor");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "not a state tensor");
     }
     s->kind = MN_SEED_TORCH;
     s->blob = (char *)(uintptr_t)address;
@@ -181,8 +175,7 @@ read_sink(struct mn_seed_sink *s, PyObject *plan)
     if (plan_is(plan, "none")) {
         return 0;
     }
-    PyErr_Format(PyExc_ValueError, "not a seeding plan: %R", plan);
-    return -1;
+    return MN_RAISE(PyExc_ValueError, "not a seeding plan: %R", plan);
 }
 
 static PyObject *
@@ -399,8 +392,7 @@ follow_exchange(struct mn_seed_target *t)
     memset(&fresh, 0, sizeof fresh);
     PyObject *bitgen = Py_XNewRef(bitgen_now(t));
     if (bitgen == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "a RandomState has no bit generator");
-        return -1;
+        return MN_RAISE(PyExc_RuntimeError, "a RandomState has no bit generator");
     }
     PyObject *seeding = PyImport_ImportModule("minato.seeding.generator_states");
     PyObject *plan =

@@ -410,8 +410,7 @@ mn_pending_open(PyObject *module, struct mn_state *st)
     struct mn_pending *p = calloc(1, sizeof(*p));
     if (p == NULL || mn_mutex_init(&p->mutex) < 0) {
         free(p);
-        PyErr_NoMemory();
-        return -1;
+        return (PyErr_NoMemory(), -1);
     }
     st->pending = p;
     return PyModule_AddFunctions(module, functions);

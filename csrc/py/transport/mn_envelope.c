@@ -49,8 +49,7 @@ write_all(struct mn_worker_side *side, uint32_t task, const char *pickle,
     struct mn_envelope env;
     struct mn_envelope_part *parts = PyMem_Calloc((size_t)n + 1, sizeof(*parts));
     if (parts == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return (PyErr_NoMemory(), -1);
     }
     uint64_t total = place(bufs, n, (uint64_t)pickle_bytes, &env, parts), off;
     int rc;
@@ -88,8 +87,7 @@ mn_envelope_send(struct mn_worker_side *side, uint32_t task, const char *pickle,
     Py_ssize_t n = PyList_GET_SIZE(list), got = 0;
     Py_buffer *bufs = PyMem_Calloc((size_t)n + 1, sizeof(*bufs));
     if (bufs == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return (PyErr_NoMemory(), -1);
     }
     while (got < n
            && PyObject_GetBuffer(PyList_GET_ITEM(list, got), &bufs[got], PyBUF_C_CONTIGUOUS)

@@ -15,15 +15,13 @@ set_shape(struct mn_node *n, PyObject *shape)
 {
     Py_ssize_t nd = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
     if (nd < 0 || nd > MN_LAYOUT_MAX_DIMS) {
-        PyErr_Format(PyExc_ValueError,
-                     "layout: the shape must be a tuple of at most %d lengths, got %R",
-                     MN_LAYOUT_MAX_DIMS, shape);
-        return -1;
+        return MN_RAISE(PyExc_ValueError,
+                        "layout: the shape must be a tuple of at most %d lengths, got %R",
+                        MN_LAYOUT_MAX_DIMS, shape);
     }
     n->shape = PyMem_Calloc((size_t)nd + 1, sizeof(*n->shape));
     if (n->shape == NULL) {
-        PyErr_NoMemory();
-        return -1;
+        return (PyErr_NoMemory(), -1);
     }
     n->ndim = (int)nd;
     n->bytes = n->itemsize;
@@ -45,8 +43,7 @@ static int
 set_leaf(struct mn_layout *l, struct mn_node *n, int code, int bits, PyObject *shape)
 {
     if (l->nfields == MN_LAYOUT_MAX_FIELDS) {
-        PyErr_SetString(PyExc_ValueError, "layout: too many fields");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "layout: too many fields");
     }
     n->dtype = (struct mn_dl_dtype){(uint8_t)code, (uint8_t)bits, 1};
     n->itemsize = (uint32_t)bits / 8;
@@ -66,8 +63,7 @@ static int
 add_children(struct mn_layout *l, uint32_t at, PyObject *children, int depth)
 {
     if (!PyTuple_Check(children)) {
-        PyErr_SetString(PyExc_TypeError, "layout: children must be a tuple");
-        return -1;
+        return MN_RAISE(PyExc_TypeError, "layout: children must be a tuple");
     }
     l->nodes[at].children = (uint32_t)PyTuple_GET_SIZE(children);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(children); i++) {
@@ -83,8 +79,7 @@ add_node(struct mn_layout *l, PyObject *spec, int depth)
 {
     if (!PyTuple_Check(spec) || PyTuple_GET_SIZE(spec) == 0 || depth > 32
         || l->nnodes == MN_LAYOUT_MAX_NODES) {
-        PyErr_SetString(PyExc_ValueError, "layout: too deep or too large");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "layout: too deep or too large");
     }
     long kind;
     PyObject *a = NULL, *b = NULL, *c = NULL, *d = NULL;

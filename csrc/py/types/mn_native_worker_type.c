@@ -62,8 +62,7 @@ take_indices(struct mn_native_part *o, PyObject *indices)
     }
     if (o->indices.itemsize != sizeof(int64_t)
         || (uintptr_t)o->indices.buf % sizeof(int64_t) != 0) {
-        PyErr_SetString(PyExc_ValueError, "indices must be aligned and of 64 bits");
-        return -1;
+        return MN_RAISE(PyExc_ValueError, "indices must be aligned and of 64 bits");
     }
     o->native.indices = o->indices.buf;
     o->native.n_indices = (int64_t)(o->indices.len / o->indices.itemsize);
