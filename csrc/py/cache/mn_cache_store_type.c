@@ -142,9 +142,7 @@ store_dealloc(PyObject *self)
 {
     struct store *s = (struct store *)self;
     if (s->cache != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        mn_cache_close(s->cache);
-        Py_END_ALLOW_THREADS
+        MN_DO_WITHOUT_GIL(mn_cache_close(s->cache));
     }
     free(s->folder);
     mn_free_object(self);
@@ -160,9 +158,7 @@ attach(PyObject *self, PyObject *Py_UNUSED(ignored))
 static PyObject *
 detach(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    Py_BEGIN_ALLOW_THREADS
-    mn_cache_detach(cache_of(self));
-    Py_END_ALLOW_THREADS
+    MN_DO_WITHOUT_GIL(mn_cache_detach(cache_of(self)));
     Py_RETURN_NONE;
 }
 
@@ -440,9 +436,7 @@ sweep(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     struct mn_cache_place place = {.folder = folder, .name = name, .job = 1};
-    Py_BEGIN_ALLOW_THREADS
-    mn_cache_file_sweep(&place);
-    Py_END_ALLOW_THREADS
+    MN_DO_WITHOUT_GIL(mn_cache_file_sweep(&place));
     Py_RETURN_NONE;
 }
 

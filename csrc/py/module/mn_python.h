@@ -41,6 +41,14 @@ PyList_GetItemRef(PyObject *list, Py_ssize_t i)
 /* Sets an exception as PyErr_Format() does; -1. */
 #define MN_RAISE(...) (PyErr_Format(__VA_ARGS__), -1)
 
+/* Statements that are executed without the GIL. */
+#define MN_DO_WITHOUT_GIL(...)                                                          \
+    do {                                                                                \
+        PyThreadState *state_ = PyEval_SaveThread();                                    \
+        __VA_ARGS__;                                                                    \
+        PyEval_RestoreThread(state_);                                                   \
+    } while (0)
+
 /* The result of a call that is made without the GIL. */
 #define MN_WITHOUT_GIL(call)                                                            \
     ({                                                                                  \

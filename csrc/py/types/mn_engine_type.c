@@ -98,9 +98,7 @@ engine_dealloc(PyObject *self)
     struct mn_engine_object *o = (struct mn_engine_object *)self;
     if (o->engine != NULL && o->pid == mn_proc_self()) {
         mn_engine_stop(o->engine);
-        Py_BEGIN_ALLOW_THREADS
-        mn_engine_close(o->engine);
-        Py_END_ALLOW_THREADS
+        MN_DO_WITHOUT_GIL(mn_engine_close(o->engine));
     }
     Py_XDECREF(o->costs);
     Py_XDECREF(o->planned);
@@ -152,14 +150,9 @@ mn_engine_py_close(PyObject *self, struct mn_engine *e, PyObject *Py_UNUSED(igno
     o->engine = NULL;
     mn_engine_stop(e);
     while (o->inside != 0) { /* another thread waits inside: it sees the stop and returns */
-        Py_BEGIN_ALLOW_THREADS
-        mn_engine_wake_waiters(e);
-        usleep(1000);
-        Py_END_ALLOW_THREADS
+        MN_DO_WITHOUT_GIL(mn_engine_wake_waiters(e); usleep(1000));
     }
-    Py_BEGIN_ALLOW_THREADS
-    mn_engine_close(e);
-    Py_END_ALLOW_THREADS
+    MN_DO_WITHOUT_GIL(mn_engine_close(e));
     Py_RETURN_NONE;
 }
 

@@ -31,9 +31,8 @@ lock_dealloc(PyObject *self)
 {
     struct mn_pagelock *p = (struct mn_pagelock *)self;
     if (p->pid == mn_proc_self()) { /* a forked copy neither locks nor frees */
-        Py_BEGIN_ALLOW_THREADS /* the driver may be busy with another thread */
-        let_go(p->engine, p->at, p->bytes);
-        Py_END_ALLOW_THREADS
+        /* the driver may be busy with another thread */
+        MN_DO_WITHOUT_GIL(let_go(p->engine, p->at, p->bytes));
     }
     mn_free_object(self);
 }
@@ -84,10 +83,7 @@ mn_engine_py_set_page_driver(PyObject *Py_UNUSED(self), struct mn_engine *e, PyO
     unsigned int flags;
     if (PyTuple_GET_SIZE(args) == 0) {
         mn_engine_pin(e);
-        Py_BEGIN_ALLOW_THREADS
-        mn_pagelocks_stop(mn_engine_pagelocks(e));
-        mn_engine_unpin(e);
-        Py_END_ALLOW_THREADS
+        MN_DO_WITHOUT_GIL(mn_pagelocks_stop(mn_engine_pagelocks(e)); mn_engine_unpin(e));
         Py_RETURN_NONE;
     }
     if (!PyArg_ParseTuple(args, "KKKKKI", &enter, &leave, &lock, &unlock, &context, &flags)) {
