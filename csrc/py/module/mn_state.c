@@ -121,14 +121,11 @@ mn_list_add(PyObject **list, PyObject *item)
 PyObject *
 mn_shape_tuple(int ndim, const int64_t *shape)
 {
-    PyObject *t = PyTuple_New(ndim);
-    for (int i = 0; t != NULL && i < ndim; i++) {
-        PyObject *n = PyLong_FromLongLong(shape[i]);
-        if (n == NULL) {
-            Py_CLEAR(t);
-            break;
-        }
-        PyTuple_SET_ITEM(t, i, n);
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < ndim; i++) {
+        mn_list_add(&list, PyLong_FromLongLong(shape[i]));
     }
-    return t;
+    PyObject *tuple = list != NULL ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
 }

@@ -360,26 +360,16 @@ bind_torch(PyObject *module, PyObject *args)
                           &from_view, &weak_ref, &expired, &free_weak, &iterator)) {
         return NULL;
     }
-    const struct mn_plain_tensor *plain = NULL;
-    if (plain_tensor != Py_None) {
-        plain = PyCapsule_GetPointer(plain_tensor, MN_PLAIN_TENSOR);
-        if (plain == NULL) {
-            return NULL;
-        }
-    }
-    const struct mn_dl_api *api = NULL;
-    if (capsule != Py_None) {
-        api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-        if (api == NULL) {
-            return NULL;
-        }
-        if (api->version.major != 1) {
-            api = NULL; /* another ABI: use the fallback */
-        }
-    }
-    PyObject *next = PyObject_GetAttr(iterator, st->str_next);
+    const struct mn_plain_tensor *plain =
+        plain_tensor != Py_None ? PyCapsule_GetPointer(plain_tensor, MN_PLAIN_TENSOR) : NULL;
+    const struct mn_dl_api *api =
+        capsule != Py_None ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    PyObject *next = PyErr_Occurred() ? NULL : PyObject_GetAttr(iterator, st->str_next);
     if (next == NULL) {
         return NULL;
+    }
+    if (api != NULL && api->version.major != 1) {
+        api = NULL; /* another ABI: use the fallback */
     }
     Py_XSETREF(st->torch_next, next);
     Py_XSETREF(st->torch_iterator, Py_NewRef(iterator));

@@ -13,7 +13,7 @@
 static int
 set_shape(struct mn_node *n, PyObject *shape)
 {
-    Py_ssize_t nd = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
+    Py_ssize_t nd = shape == NULL ? 0 : PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
     if (nd < 0 || nd > MN_LAYOUT_MAX_DIMS) {
         return MN_RAISE(PyExc_ValueError,
                         "layout: the shape must be a tuple of at most %d lengths, got %R",
@@ -48,9 +48,7 @@ set_leaf(struct mn_layout *l, struct mn_node *n, int code, int bits, PyObject *s
     n->dtype = (struct mn_dl_dtype){(uint8_t)code, (uint8_t)bits, 1};
     n->itemsize = (uint32_t)bits / 8;
     n->field = l->nfields++;
-    PyObject *none = shape == NULL ? PyTuple_New(0) : Py_NewRef(shape);
-    int rc = none != NULL ? set_shape(n, none) : -1;
-    Py_XDECREF(none);
+    int rc = set_shape(n, shape);
     l->row_bytes[n->field] = n->bytes;
     l->all_bytes += n->bytes;
     return rc;

@@ -39,14 +39,6 @@ open_envelope(struct mn_state *st, struct mn_engine *e, uint64_t block,
     return made;
 }
 
-#define EVERY_ROW (-1)
-
-static bool
-has_row(const struct mn_result *t, long long row)
-{
-    return row == EVERY_ROW || (row >= t->row0 && row - t->row0 < t->nrows);
-}
-
 const char mn_engine_envelopes_doc[] =
     "envelopes(block, row=-1) -> [Envelope]\n\n"
     "The messages of a done block, in row order; with a row only that of the task that has made\n"
@@ -58,7 +50,7 @@ PyObject *
 mn_engine_py_envelopes(PyObject *self, struct mn_engine *e, PyObject *args)
 {
     uint64_t off;
-    long long row = EVERY_ROW;
+    long long row = -1;
     PyObject *block;
     struct mn_state *st = PyType_GetModuleState(Py_TYPE(self));
     if (!PyArg_ParseTuple(args, "O|L", &block, &row)
@@ -68,7 +60,8 @@ mn_engine_py_envelopes(PyObject *self, struct mn_engine *e, PyObject *args)
     const struct mn_result *t;
     PyObject *out = PyList_New(0);
     for (uint32_t i = 0; out != NULL && (t = mn_engine_result(e, off, i)) != NULL; i++) {
-        if (!has_row(t, row) || !t->accepted || t->flags == 0
+        bool other = row >= 0 && (row < t->row0 || row - t->row0 >= t->nrows);
+        if (other || !t->accepted || t->flags == 0
             || t->kind == MN_KIND_PART) { /* only the result of its collate task is needed */
             continue;
         }

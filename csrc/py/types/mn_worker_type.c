@@ -339,18 +339,17 @@ worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)o;
 }
 
+/* The objects of the program's that may refer to the worker. */
+#define OBJECTS(X)                                                                       \
+    X(dataset) X(seeder) X(open_layout) X(load_index) X(set_epoch) X(layouts) X(indices)
+
 static int
 worker_traverse(PyObject *self, visitproc visit, void *arg)
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(o->dataset);
-    Py_VISIT(o->seeder);
-    Py_VISIT(o->open_layout);
-    Py_VISIT(o->load_index);
-    Py_VISIT(o->set_epoch);
-    Py_VISIT(o->layouts);
-    Py_VISIT(o->indices);
+#define VISIT(name) Py_VISIT(o->name);
+    OBJECTS(VISIT)
     return 0;
 }
 
@@ -358,13 +357,8 @@ static int
 worker_clear(PyObject *self)
 {
     struct mn_worker_object *o = (struct mn_worker_object *)self;
-    Py_CLEAR(o->dataset);
-    Py_CLEAR(o->seeder);
-    Py_CLEAR(o->open_layout);
-    Py_CLEAR(o->load_index);
-    Py_CLEAR(o->set_epoch);
-    Py_CLEAR(o->layouts);
-    Py_CLEAR(o->indices);
+#define CLEAR(name) Py_CLEAR(o->name);
+    OBJECTS(CLEAR)
     return 0;
 }
 
