@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minato.analyze.facts import simulate_loader
-from minato.iterators.hints import Groups
+from minato.iterators.dataset_hints import Groups
 
 ROOT = Path(__file__).resolve().parents[1]
 MS = 1_000_000

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .dataset_calls import fetches_batches
 from .errors import add_note
-from .iterators.hints import hint_method, takes
+from .iterators.dataset_hints import hint_method, takes
 from .loader import DataLoader
 from .remote import Ray, each_node
 from .seeding.draws import Draws, SampleSeed, sample_seed

@@ -16,8 +16,8 @@
  *   3. the tasks that wait on the queue of a worker that its current task holds up.
  *
  * No deadlock: the head is never refused memory, except for a moment (may_lie() in
- * mn_plan_next.c). Its tasks are first in any share that has them, because shares are in the order
- * of delivery. The shares of workers that do not exist go back to the dispatcher at each look.
+ * mn_plan_may_start.c). Its tasks are first in any share that has them, because shares are in the
+ * order of delivery. The shares of workers that do not exist return to the dispatcher at each look.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -29,7 +29,7 @@ mn_plan_patience_ns(uint64_t batch_bytes)
 struct mn_plan_pace {
     uint32_t active;     /* workers that should exist, standby workers not counted */
     struct mn_plan_rows rows_of; /* of a batch that starts now */
-    uint64_t steady;     /* batches that may lie finished in memory; see mn_plan_next.c */
+    uint64_t steady;     /* batches that may lie finished in memory; see mn_plan_may_start.c */
     uint32_t cut_rows;   /* of the batch planned last */
     uint32_t cut_tasks;  /* its number of tasks; 0: no batch was planned */
     bool split;          /* tasks of whole batches are cut for splitting now */

@@ -38,7 +38,7 @@
  *      consumer is slow, and idling is right.)
  *   E: towards the end of the epoch, longest first; see below.
  *   I, E and the early starts of W are bounded by the memory of what lies finished
- *   (mn_plan_next.c), by the memory limit and by the end of the epoch.
+ *   (mn_plan_may_start.c), by the memory limit and by the end of the epoch.
  *   L: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
  *      (policy_ready.h). A slow task past it may start once its slack is that of an ordinary
  *      one of last_batch, or in E. It is started early and used when its turn has come.

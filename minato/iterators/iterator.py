@@ -36,7 +36,7 @@ from .._system import explained
 from ..cache.cache import promise
 from ..dataset_calls import fetches_batches
 from ..device.operators import split
-from ..device.pinned import DeviceStage, Pinner
+from ..device.send_ahead import DeviceStage, Pinner
 from ..device.provider import provider_for
 from ..epoch_progress import Progress
 from ..errors import Failure
@@ -56,7 +56,7 @@ from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_co
 from ..workers.threads import PythonPool, warn_of_generators
 from .across_iterators import memo_of
 from .failed_batches import Amended, ErrorsAllowed
-from .hints import CostHints, groups_of
+from .dataset_hints import CostHints, groups_of
 from .planner import Making, Planner
 from .position import Position
 from .receiver import AtATime, CollatesHere, DeliveryQueue, Receiver

@@ -20,7 +20,7 @@ from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
 from ..workers.on_error import Ahead, FatalIndex, Spares
 from .failed_batches import lost_sample
-from .hints import CostHints, Groups
+from .dataset_hints import CostHints, Groups
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position
 from .window import Window

@@ -4,7 +4,7 @@ from messages, samples collated here, or a failure.
 Some batches are received early and delivered by a later ``next()``. With ``device=``, or
 ``pin_memory=True`` and an accelerator, each ``next()`` checks, without waiting, whether the batch
 after the delivered one is complete. If so, it sends that batch to the thread of
-``device/pinned.py``.
+``device/send_ahead.py``.
 
 Without these, complete small batches are received together with the one that is asked for. A
 program whose steps take milliseconds returns with cold caches, so the first batch costs several
@@ -32,7 +32,7 @@ import torch
 
 from .._core import NEXT_HEALTH, NEXT_PLAN, Block, Engine
 from .._records import Envelope
-from ..device.pinned import Pinner, Pinning
+from ..device.send_ahead import Pinner, Pinning
 from ..errors import Failure
 from ..time_limits import Deadline
 from ..transport.layouts import Layout, NoLayout, alike, is_default_collate

@@ -18,7 +18,7 @@ from .._core import Block
 from .._dynamo import eager
 from .._records import Epoch
 from ..dataset_calls import warn_of_forwarded_getitems
-from ..device.pinned import Pinning
+from ..device.send_ahead import Pinning
 from ..errors import Failure, LoaderFailure, WorkerLost, describe_death, warn
 from ..sampler_indices import as_given
 from ..transport.layouts import Layout, is_default_collate

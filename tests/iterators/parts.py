@@ -12,7 +12,7 @@ import minato
 from minato._core import NEXT_TIMEOUT, CostModel
 from minato._records import Epoch
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.hints import CostHints
+from minato.iterators.dataset_hints import CostHints
 from minato.iterators.planner import Planner
 from minato.iterators.position import Position
 from minato.iterators.window import Window

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 import minato
 from minato import time_limits
 from minato.iterators import hints as cost_hints
-from minato.iterators.hints import CostHints
+from minato.iterators.dataset_hints import CostHints
 from minato.iterators.ready import UnitPlanner
 
 from .parts import Engine, Loader, planner_of

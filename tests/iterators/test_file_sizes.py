@@ -15,7 +15,7 @@ import minato
 from minato import time_limits
 from minato.iterators import hints as file_sizes
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.hints import FileSizes, size_of
+from minato.iterators.dataset_hints import FileSizes, size_of
 
 from .parts import Engine, Loader, planner_of
 

@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker
 
 import minato
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.hints import Groups, key_of
+from minato.iterators.dataset_hints import Groups, key_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

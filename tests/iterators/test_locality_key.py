@@ -9,7 +9,7 @@ import pytest
 from contract.support import error_text
 from torch.utils.data import ConcatDataset, Dataset
 
-from minato.iterators.hints import Groups, key_of
+from minato.iterators.dataset_hints import Groups, key_of
 
 
 class Keyed(Dataset):

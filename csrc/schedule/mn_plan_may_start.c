@@ -1,6 +1,6 @@
-/* mn_plan_next.c - planned batches, how they are cut, and the task that starts next for any worker.
- * SPDX-License-Identifier: Apache-2.0
+/* mn_plan_may_start.c - the task that starts next for any worker, if memory and window allow it.
  * See mn_plan.h.
+ * SPDX-License-Identifier: Apache-2.0
  */
 #include <stdlib.h>
 #include <string.h>
