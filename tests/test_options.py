@@ -68,25 +68,6 @@ def test_memory_bytes_is_given_or_fair_share(
 
 
 @pytest.mark.parametrize(
-    "options, text",
-    [
-        ({"scheduling": "fast"}, "scheduling must be"),
-        ({"scheduling": "static", "seed_per_sample": True}, "seed_per_sample=True needs"),
-        ({"max_retries": True}, "max_retries must be"),
-        ({"memory_limit": "much"}, "memory_limit must be a number of bytes"),
-        ({"autoscale": (3, 4)}, "low <= num_workers <= high, got .* and num_workers=2"),
-        ({"autoscale": (4, 2)}, "with low <= high, got"),
-        ({"autoscale": (1, 2), "scheduling": "static"}, "autoscale needs"),
-        ({"straggler_threshold": -1}, "straggler_threshold must be"),
-        ({"prefetch_next_epoch": True}, "needs persistent_workers=True"),
-    ],
-)
-def test_senseless_options_are_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        changed(**options).check(num_workers=2, persistent_workers=False)
-
-
-@pytest.mark.parametrize(
     "text, size", [(5, 5), ("5", 5), ("1k", 1000), ("1 KiB", 1024), ("1.5GB", 1_500_000_000)]
 )
 def test_sizes(text: Any, size: int) -> None:

@@ -151,22 +151,6 @@ def test_context_is_checked_on_assignment(loader: Kind) -> None:
         single.multiprocessing_context = "fork"
 
 
-def test_foreign_attributes_are_kept(loader: Kind) -> None:
-    made = loader(Numbers(2))
-    made.my_note = [1]
-    assert vars(made)["my_note"] == [1]
-    del made.my_note
-    assert not hasattr(made, "my_note")
-
-
-def test_plain_iterators_are_not_stored(loader: Kind) -> None:
-    made = loader(Numbers(4), num_workers=1)
-    iterator = iter(made)
-    assert made._iterator is None
-    list(iterator)
-    assert made._iterator is None
-
-
 # ----------------------------------------------------------------------- len
 
 
@@ -199,15 +183,3 @@ def test_len_of_iterable_dataset(loader: Kind) -> None:
     assert len(made) == 3 and made._IterableDataset_len_called == 7
     assert len(loader(Replicated(7), batch_size=3, drop_last=True)) == 2
     assert len(loader(Replicated(7), batch_size=None)) == 7
-
-
-def test_truth_value_is_the_length(loader: Kind) -> None:
-    assert not loader(Numbers(0))
-    assert loader(Numbers(1))
-
-
-def test_module_names_remain(loader: Kind) -> None:
-    # Nothing that is imported or constructed here replaces torch's own class.
-    loader(Numbers(2))
-    assert DataLoader is torch.utils.data.DataLoader
-    assert DataLoader.__module__ == "torch.utils.data.dataloader"

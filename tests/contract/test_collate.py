@@ -269,36 +269,11 @@ def test_lazily_conjugated_tensors_are_collated_as_without_workers(options: Any)
     assert_same(got, want, "batch")
 
 
-def test_texts_of_errors(loader: Kind) -> None:
-    texts = {
-        "unequal_lists": "each element in list of batch should be of equal size",
-        "opaque": "default_collate: batch must contain tensors, numpy arrays, numbers, "
-                  "dicts or lists; found <class",
-        "object_array": "dicts or lists; found object",
-        "sparse": "Batches of sparse tensors are not currently supported by the default "
-                  "collate_fn; please provide a custom collate_fn",
-        "nested": "Batches of nested tensors are not currently supported",
-    }
-    for name, text in texts.items():
-        kind, failure = _outcome(loader, CASES[name], batch_size=2)
-        assert kind == "error" and text in failure.text, name
-
-
-def test_fallback_types(loader: Kind) -> None:
-    def first(name: str) -> Any:
-        return _outcome(loader, CASES[name], batch_size=LENGTH)[1][0]
-
-    assert type(first("tuple")) is list
-    assert type(first("namedtuple")) is Point
-    assert type(first("awkward_mapping")) is dict
-    assert type(first("frozen_mapping")) is Frozen
-    assert type(first("stubborn")) is list
-    assert type(first("fixed")) is Fixed
-    assert type(first("row")) is Row
-    assert first("tagged_dict").tag == "t"
-    assert first("default_dict").default_factory is int
-    assert first("float").dtype == torch.float64
-    assert first("int").dtype == torch.int64
+def test_attributes_of_mappings_are_kept(loader: Kind) -> None:
+    """assert_same() compares types and items alone."""
+    [tagged] = _outcome(loader, CASES["tagged_dict"], batch_size=LENGTH)[1]
+    [counted] = _outcome(loader, CASES["default_dict"], batch_size=LENGTH)[1]
+    assert tagged.tag == "t" and counted.default_factory is int
 
 
 def test_layout_may_change_between_batches(loader: Kind) -> None:
@@ -435,10 +410,6 @@ def _seen(samples: Any) -> tuple[str, bool, list[int]]:
     return type(samples).__name__, get_worker_info() is not None, samples
 
 
-def _twice(samples: list[int]) -> torch.Tensor:
-    return default_collate(samples) * 2
-
-
 @pytest.mark.parametrize("function, want", [
     (as_is, [[0, 1], [2, 3], [4]]),
     (Summed(), [1, 5, 4]),
@@ -459,11 +430,6 @@ def test_custom_collate(loader: Kind, function, want) -> None:
 def test_collate_sees_a_list_inside_a_worker(loader: Kind) -> None:
     made = loader(Numbers(3), batch_size=2, num_workers=1, collate_fn=_seen)
     assert list(made) == [("list", True, [0, 1]), ("list", True, [2])]
-
-
-def test_collate_that_wraps_the_default(loader: Kind) -> None:
-    made = loader(Numbers(4), batch_size=2, num_workers=2, collate_fn=_twice)
-    assert [batch.tolist() for batch in made] == [[0, 2], [4, 6]]
 
 
 def _views(samples: list[int]) -> dict[str, torch.Tensor]:
@@ -512,15 +478,6 @@ def test_collate_that_returns_a_mixture(loader: Kind) -> None:
     assert_same(got[:9], want[:9])
     assert got[9].is_sparse and got[9].to_dense().tolist() == [1, 1]
     assert got[10] == slice(1, 2)
-
-
-def test_batches_are_independent_and_writable(loader: Kind) -> None:
-    made = loader(Listed([torch.zeros(4)] * 6), batch_size=2, num_workers=2)
-    kept = []
-    for number, batch in enumerate(made):
-        batch += number
-        kept.append(batch)
-    assert [batch.unique().tolist() for batch in kept] == [[0], [1], [2]]
 
 
 class WithoutMemory(torch.utils.data.Dataset[torch.Tensor]):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import minato
 
-from .datasets import GATE_S, Blocking, Failing, Gate, Numbers, Uneven, as_is
+from .datasets import GATE_S, Blocking, Failing, Gate, Numbers, Uneven
 from .support import Failure, Kind, all_gone, drain, error_text, flat, patiently, worker_pids
 
 
@@ -151,13 +151,6 @@ def test_error_raised_in_c_has_a_traceback(loader: Kind) -> None:
     assert HEAD.match(got.text).groups() == ("KeyError", "0") and "KeyError: 1" in got.text
 
 
-def test_types_that_cannot_be_rebuilt_become_runtime_errors(loader: Kind) -> None:
-    for function, name in ((_raise_two, "TwoArguments"), (_raise_strict, "Strict")):
-        got = _failure(loader, Failing(2, {0}, function))
-        assert got.kind is RuntimeError
-        assert got.text.startswith(f"Caught {name} in DataLoader worker process 0.")
-
-
 def test_error_without_workers_is_the_original(loader: Kind) -> None:
     with pytest.raises(TwoArguments) as caught:
         list(loader(Failing(2, {1}, _raise_two)))
@@ -170,13 +163,6 @@ def test_errors_keep_their_place_and_loading_continues(loader, workers) -> None:
     bad = ("error", ValueError)
     assert drain(iterator) == [0, 1, bad, bad, 4, 5, 6, 7, bad]
     assert drain(iterator) == []
-
-
-def test_bad_sample_spoils_only_its_batch(loader: Kind) -> None:
-    iterator = iter(loader(Failing(8, {3}, _raise_value), batch_size=2, num_workers=2))
-    found = drain(iterator)
-    assert found[1] == ("error", ValueError)
-    assert flat(found[:1] + found[2:]) == [0, 1, 4, 5, 6, 7]
 
 
 def test_first_bad_sample_of_a_batch_is_reported(loader: Kind) -> None:
@@ -219,17 +205,6 @@ class FailingBulk(Numbers):
 def test_error_in_getitems(loader: Kind) -> None:
     got = _failure(loader, FailingBulk(4), batch_size=2)
     assert got.kind is ValueError and "ValueError: bad bulk" in got.text
-
-
-def _fail_init(worker: int) -> None:
-    raise ValueError(f"init of {worker}")
-
-
-def test_error_in_worker_init(loader: Kind) -> None:
-    got = _failure(loader, Numbers(6), worker_init_fn=_fail_init)
-    assert got.kind is ValueError
-    assert HEAD.match(got.text).groups() == ("ValueError", "0")
-    assert "ValueError: init of 0" in got.text
 
 
 class Unhurried(Numbers):
@@ -639,29 +614,6 @@ def test_worker_reports_its_own_number(loader: Kind) -> None:
             seen.add(HEAD.match(text)[2])
             assert f"I am <{HEAD.match(text)[2]}>" in text
     assert seen <= {"0", "1"}
-
-
-def test_error_while_a_tensor_batch_is_kept(loader: Kind) -> None:
-    class Bad(Failing):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.full((50_000,), float(super().__getitem__(index)))
-
-    kept, errors = [], 0
-    iterator = iter(loader(Bad(12, {3, 7}, _raise_value), num_workers=2))
-    for _ in range(12):
-        try:
-            kept.append(next(iterator))
-        except ValueError:
-            errors += 1
-    assert errors == 2
-    assert [batch.unique().tolist() for batch in kept] == [
-        [i] for i in range(12) if i not in (3, 7)]
-
-
-def test_unbatched_errors(loader: Kind) -> None:
-    iterator = iter(loader(Failing(4, {1}, _raise_value), batch_size=None,
-                           num_workers=1, collate_fn=as_is))
-    assert drain(iterator) == [0, ("error", ValueError), 2, 3]
 
 
 def test_error_text_holds_notes_before_python_311(own: Kind) -> None:

@@ -9,12 +9,7 @@ from typing import Any, Iterator
 
 import pytest
 import torch
-from torch.utils.data import (
-    ChainDataset,
-    DataLoader,
-    IterableDataset,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .datasets import Replicated, Sharded, Uneven, as_is
 from .support import Kind, assert_same, drain, flat, remembered, wait_for
@@ -66,12 +61,6 @@ def test_workers_exit_at_end_of_stream(loader: Kind, persistent: bool) -> None:
         if not persistent:
             workers[0].join(90)
         assert workers[0].exitcode == (None if persistent else 0)
-
-
-def test_drop_last_acts_on_each_worker(loader: Kind) -> None:
-    made = loader(Uneven([5, 3]), batch_size=2, num_workers=2, drop_last=True)
-    rows = [row for batch in made for row in batch.tolist()]
-    assert sorted(rows) == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1]]
 
 
 def test_out_of_order(loader: Kind) -> None:
@@ -232,11 +221,6 @@ def test_stream_goes_on_after_an_error(loader: Kind) -> None:
     iterator = iter(loader(Faulty(), num_workers=1))
     assert drain(iterator) == [0, 1, ("error", LookupError), 3, 4]
     iterator._shutdown_workers()
-
-
-def test_chained_datasets(loader: Kind) -> None:
-    chain = ChainDataset([Sharded(5), Sharded(3)])
-    assert sorted(flat(loader(chain, num_workers=2))) == [0, 0, 1, 1, 2, 2, 3, 4]
 
 
 # ------------------------------------------------------------------ lengths

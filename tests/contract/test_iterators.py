@@ -76,13 +76,6 @@ def test_nested_loops(loader: Kind) -> None:
         (a, b) for a in range(3) for b in range(3)]
 
 
-def test_two_loaders_zipped(loader: Kind) -> None:
-    first = loader(Numbers(5), num_workers=1)
-    second = loader(Numbers(7), num_workers=1, batch_size=2)
-    assert [(a.item(), b.tolist()) for a, b in zip(first, second)] == [
-        (0, [0, 1]), (1, [2, 3]), (2, [4, 5]), (3, [6])]
-
-
 def test_loader_inside_a_loader(loader: Kind) -> None:
     # A dataset that itself reads a loader without workers, inside a worker.
     class Outer(Numbers):
@@ -113,21 +106,6 @@ def test_deleted_iterator_ends_its_workers(loader: Kind, taken: int) -> None:
         assert all_gone(pids)
     finally:
         gc.enable()
-
-
-def test_break_ends_the_workers(loader: Kind) -> None:
-    pids: list[int] = []
-    made = loader(Numbers(100), num_workers=2)
-    for number, _ in enumerate(made):
-        if number == 3:
-            break
-    assert flat(made) == list(range(100))
-    iterator = iter(made)
-    pids += worker_pids(iterator)
-    for _ in iterator:
-        break
-    del iterator
-    assert all_gone(pids)
 
 
 def test_iterator_outlives_its_loader(loader: Kind) -> None:
@@ -260,16 +238,6 @@ def test_wrapper_of_next_sees_every_batch(loader: Kind, workers: int, monkeypatc
     monkeypatch.setattr(base, "__next__", outer)
     assert len(list(loader(range(8), batch_size=2, num_workers=workers))) == 4
     assert len(seen) == 5
-
-
-def test_iteration_in_another_thread(loader: Kind) -> None:
-    made = loader(Numbers(20), num_workers=2)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(flat(made)))
-    thread.start()
-    thread.join(90)
-    assert found == list(range(20))
-    assert flat(made) == list(range(20))
 
 
 def test_loaders_in_several_threads(loader: Kind) -> None:

@@ -147,16 +147,6 @@ def test_kept_batches_need_no_descriptors(own: Kind) -> None:
     assert len(kept) == 62
 
 
-def test_new_workers_do_not_leak_descriptors(loader: Kind) -> None:
-    made = loader(Numbers(4), num_workers=2)
-    list(made)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(10):
-        list(made)
-    gc.collect()
-    assert wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
-
-
 class Large(Numbers):
     """4 MiB a sample."""
 

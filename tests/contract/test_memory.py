@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from .datasets import Images, Listed, Numbers
-from .support import Kind, assert_same, flat
+from .datasets import Images, Listed
+from .support import Kind, assert_same
 
 
 def _want(batch_number: int, size: int = 2) -> list[int]:
@@ -40,13 +40,6 @@ def test_batches_kept_for_an_epoch(loader: Kind) -> None:
     _churn(loader)
     for number, batch in enumerate(kept):
         assert _values(batch["image"]) == batch["label"].tolist() == _want(number)
-
-
-def test_batches_kept_across_epochs_of_persistent_workers(loader: Kind) -> None:
-    made = loader(Images(16), batch_size=2, num_workers=2, persistent_workers=True)
-    kept = [batch for _ in range(4) for batch in made]
-    for number, batch in enumerate(kept):
-        assert _values(batch["image"]) == _want(number % 8)
 
 
 def test_batches_outlive_their_loader(loader: Kind) -> None:
@@ -339,13 +332,6 @@ def test_sizes_small_and_large(loader: Kind, side: int) -> None:
     made = loader(Images(8, side), batch_size=2, num_workers=2)
     kept = [batch["image"] for batch in made]
     assert [_values(image) for image in kept] == [_want(n) for n in range(4)]
-
-
-def test_many_small_batches_are_kept(loader: Kind) -> None:
-    # More tensors than a process may open files: torch itself needs a descriptor each.
-    count = 300
-    kept = list(loader(Numbers(count), num_workers=2))
-    assert flat(kept) == list(range(count))
 
 
 def test_autograd_on_a_batch(loader: Kind) -> None:

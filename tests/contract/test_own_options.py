@@ -68,11 +68,6 @@ def test_senseless_option_values_raise(own: Kind, name: str, value: Any) -> None
         own(Numbers(2), num_workers=1, **{name: value})
 
 
-def test_static_with_seeded_samples_raises(own: Kind) -> None:
-    with pytest.raises(ValueError, match="seed_per_sample"):
-        own.cls(Numbers(2), scheduling="static", seed_per_sample=True)
-
-
 IGNORED: dict[str, Any] = {
     "seed_per_sample": True, "max_retries": 2, "autoscale": (1, 4), "straggler_threshold": 0.5,
     "prefetch_next_epoch": True, "sample_timeout": 60,

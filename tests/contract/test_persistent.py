@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_worker_info
 
 from .datasets import Failing, Numbers, Sharded, Uneven, as_is
 from .support import Kind, all_gone, assert_same, drain, flat, worker_pids
@@ -41,17 +34,6 @@ def test_same_iterator_and_same_workers(loader: Kind) -> None:
     assert all_gone(pids)
 
 
-def test_workers_are_the_same_processes_each_epoch(loader: Kind) -> None:
-    class Pids(Numbers):
-        def __getitem__(self, index: int) -> int:
-            return os.getpid()
-
-    made = _made(loader, Pids(12))
-    found = [set(flat(made)) for _ in range(3)]
-    pids = set(worker_pids(made._iterator))
-    assert all(epoch <= pids for epoch in found)
-
-
 @pytest.mark.parametrize("taken", [0, 1, 3, 7])
 def test_broken_epoch_is_followed_by_a_whole_one(loader: Kind, taken: int) -> None:
     made = _made(loader, Numbers(20), batch_size=2)
@@ -62,16 +44,6 @@ def test_broken_epoch_is_followed_by_a_whole_one(loader: Kind, taken: int) -> No
         assert flat(made) == list(range(20))
 
 
-def test_exhausted_iterator_stays_exhausted(loader: Kind) -> None:
-    made = _made(loader, Numbers(4))
-    iterator = iter(made)
-    assert flat(iterator) == [0, 1, 2, 3]
-    for _ in range(3):
-        with pytest.raises(StopIteration):
-            next(iterator)
-    assert flat(made) == [0, 1, 2, 3]
-
-
 def test_nested_loop_resets_the_outer_one(loader: Kind) -> None:
     made = _made(loader, Numbers(4))
     outer = []
@@ -80,10 +52,6 @@ def test_nested_loop_resets_the_outer_one(loader: Kind) -> None:
         if len(outer) == 1:
             assert flat(made) == [0, 1, 2, 3]
     assert outer == [0]
-
-
-def _set_offset(made: Any, value: int) -> None:
-    made.dataset.offset = value
 
 
 class Shifted(Numbers):
@@ -125,21 +93,6 @@ def test_changes_inside_a_worker(loader: Kind, persistent: bool) -> None:
     assert flat(made) == [1, 2, 3]
     assert flat(made) == ([4, 5, 6] if persistent else [1, 2, 3])
     assert made.dataset.calls == 0
-
-
-def test_sampler_set_epoch_is_seen(loader: Kind) -> None:
-    def run(make: Any) -> list[list[int]]:
-        sampler = DistributedSampler(Numbers(12), 2, 0, seed=1)
-        made = _made(make, Numbers(12), sampler=sampler, batch_size=2)
-        epochs = []
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            epochs.append(flat(made))
-        return epochs
-
-    got = run(loader)
-    assert got == run(DataLoader)
-    assert got[0] != got[1] != got[2]
 
 
 def test_generator_gives_one_base_seed_for_all_epochs(loader: Kind) -> None:
@@ -191,7 +144,6 @@ def test_sampler_ends_at_the_same_batch_as_torch(
                 *(generator.get_state().tolist() for _ in iterator)]
 
     assert run(loader) == run(DataLoader)
-
 
 
 def test_attributes_changed_later_do_not_reach_the_workers(loader: Kind) -> None:
@@ -266,23 +218,6 @@ def test_uneven_iterable_dataset_over_epochs(loader: Kind) -> None:
         return [list(made), list(made)]
 
     assert_same(run(loader), run(DataLoader))
-
-
-class Cached(Numbers):
-    """Remembers in the worker which indices it has seen."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.cache: dict[int, int] = {}
-
-    def __getitem__(self, index: int) -> int:
-        self.cache[index] = self.cache.get(index, 0) + 1
-        return self.cache[index]
-
-
-def test_caches_of_a_worker_survive(loader: Kind) -> None:
-    made = loader(Cached(4), num_workers=1, persistent_workers=True)
-    assert [flat(made)[0] for _ in range(4)] == [1, 2, 3, 4]
 
 
 def test_many_short_epochs(loader: Kind) -> None:

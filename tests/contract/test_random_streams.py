@@ -156,21 +156,6 @@ def test_draws_do_not_depend_on_batching(own: Kind) -> None:
     assert all(run == runs[0] for run in runs)
 
 
-def test_persistent_draws_do_not_depend_on_workers(own: Kind) -> None:
-    if own.expects("draws_depend_on_num_workers"):
-        pytest.skip("workers are seeded")
-    runs = [_epochs(own, 3, num_workers=n, persistent_workers=True) for n in (1, 2)]
-    assert_same(runs[1], runs[0])
-
-
-def test_order_of_delivery_does_not_change_draws(own: Kind) -> None:
-    if own.expects("draws_depend_on_num_workers"):
-        pytest.skip("workers are seeded")
-    ordered = _epochs(own, 1, num_workers=2)[0]
-    free = _epochs(own, 1, num_workers=2, in_order=False)[0]
-    assert _by_index(free) == _by_index(ordered)
-
-
 def _collate_draw(samples: list[int]) -> list[float]:
     return [float(samples[0]), random.random(), float(np.random.rand()),
             torch.rand(()).item()]
