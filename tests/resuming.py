@@ -126,13 +126,13 @@ def with_draws(samples: list[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def make(order: str, *, bad: tuple[int, ...] = (), **kw: Any) -> Any:
-    """A loader by the name of its order; none of its generators has been used, so that a state must
-    restore them."""
+def make(order: str, *, bad: tuple[int, ...] = (), data: Any = None, **kw: Any) -> Any:
+    """A loader by the name of its order, of noisy samples if there is no other data; none of its
+    generators has been used, so that a state must restore them."""
     kw = {"batch_size": SIZE, "num_workers": 2, **kw}
     if order == "stream":
         return minato.DataLoader(Stream(), **kw)
-    data = Noisy(N, frozenset(bad))
+    data = Noisy(N, frozenset(bad)) if data is None else data
     what, _, rng = order.partition(" of ")
     if what in ("shuffle", "two generators"):
         kw["generator"] = torch.Generator() if rng or what != "shuffle" else None

@@ -13,7 +13,7 @@ import re
 #: and sent by the same code. With scheduling="static" they are slow; files on order, errors and
 #: random numbers are not listed here. Iterable datasets are loaded statically by both kinds.
 SAME_WHEN_STATIC = re.compile(
-    r"tests/contract/test_(attributes|collate|compile|constructor|contexts|downstream|fetch|info|last_words"
+    r"tests/contract/test_(attributes|collate|compile|constructor|contexts|downstream|fetch|last_words"
     r"|iterable|leaks|memory|pickling|pinning|pinning_ahead|threads|transport|uncollatable)"
     r"\.py::\w+\[(.*-)?minato-static\b"
 )
@@ -68,8 +68,6 @@ SLOW: dict[str, str] = {
     "tests/attack/test_memory.py::test_a_closed_loader_gives_its_pages_back":
         "closing_gives_the_pages_back of tests/c/mn_engine.c; this one counts pages of the whole machine.",
     # take long
-    "tests/unet3d/test_unet3d_train.py::test_resume_gives_the_same_hash_and_losses[pytorch-1-3":
-        "tests/unet3d/test_unet3d_resume.py, by its losses.",
     "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[pytorch-loader-2 2-11-skip":
         "pytorch-native skips, pytorch resumes by the rest.",
     "tests/ops/test_mapped.py::test_faults_of_others_end_the_program_as_before[faulthandler before":
@@ -115,8 +113,6 @@ SLOW: dict[str, str] = {
         "the same from four ranks to one.",
     "tests/attack/test_kills.py::test_workers_of_a_killed_zygote_go_on[balanced-spawn":
         "the same under fork.",
-    "tests/transport/test_torch_extension.py::test_profilers_see_batches":
-        "test_profiler_started_later_sees_each_batch.",
     "tests/attack/test_start_methods.py::test_a_packages_thread_makes_each_worker_start_itself":
         "test_a_directly_started_worker_is_replaced.",
     "tests/attack/test_start_methods.py::test_nothing_is_left":
@@ -293,8 +289,6 @@ SLOW: dict[str, str] = {
         "the file that is read again.",
     "tests/ops/test_mapped.py::test_faults_of_others_end_the_program_as_before[ignored before]":
         "the default action.",
-    "tests/integrations/test_ranks.py::test_no_number_is_drawn_on_two_ranks[2-equal]":
-        "the same with three ranks.",
     "tests/integrations/test_ranks.py::test_lightning_resumes_each_ranks_own_stream":
         "test_lightning_resumes_each_rank_exactly; make libraries runs it.",
     "tests/analyze/test_programs.py::test_stop_ends_the_program_after_the_watch":
@@ -312,7 +306,12 @@ SLOW: dict[str, str] = {
     "tests/test_docs.py::test_programs_of_a_page[cache.md]": "other pages; tests/cache.",
     "tests/test_docs.py::test_programs_of_a_page[monitoring.md]": "other pages; tests/observe.",
     "tests/test_docs.py::test_programs_of_a_page[operators.md]": "other pages; tests/ops.",
+    "tests/test_docs.py::test_programs_of_a_page[resume.md]": "other pages; tests/test_resume.py.",
+    "tests/test_docs.py::test_programs_of_a_page[troubleshooting.md]": "other pages.",
     "tests/test_docs.py::test_programs_of_a_page[tuning.md]": "other pages.",
+    "tests/test_docs.py::test_programs_of_a_page[when.md]": "other pages.",
+    "tests/test_examples.py::test_example_runs[cache]": "other examples; tests/cache.",
+    "tests/test_examples.py::test_example_runs[photos]": "image_folder.",
     "tests/test_packaging.py::test_installed_beside_torch": "test_a_wheel_of_python_alone_is_torchs_loader.",
     "tests/attack/test_memory.py::test_batches_of_very_many_samples[70000]": "20000 samples.",
     "tests/attack/test_namespaces.py::test_a_dead_worker_is_replaced_without_proc[another /proc-fork]":
@@ -332,7 +331,7 @@ SLOW: dict[str, str] = {
     "tests/ops/test_sanitizers.py::test_fuzz_asan": "tests of the same functions; make sanitize.",
     "tests/seeding/test_same_data.py::test_lazy_generator_is_seeded_with_other_options[options1":
         "other options.",
-    "tests/test_resume.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static]":
+    "tests/iterators/test_dataset_epochs.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static]":
         "the same balanced, and under fork.",
     "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
         "test_a_program_without_a_loader_exits_three.",
@@ -414,10 +413,6 @@ SLOW: dict[str, str] = {
         "pytorch-native skips, minato without workers too.",
     "tests/unet3d/test_unet3d_resume.py::test_the_losses_are_those_of_an_uninterrupted_run[pytorch-native-loader-0 0-11-skip]":
         "the same with a worker.",
-    "tests/unet3d/test_unet3d_train.py::test_resume_gives_the_same_hash_and_losses[pytorch-0-11]":
-        "the same stopped in the first epoch; tests/unet3d/test_unet3d_resume.py.",
-    "tests/unet3d/test_unet3d_train.py::test_resume_gives_the_same_hash_and_losses[pytorch-ooo-":
-        "test_batches_in_any_order_are_resumed_exactly_once[pytorch-ooo-loader].",
     "tests/ops/test_dataset.py::test_set_epoch_reaches_workers_that_stay[spawn]":
         "the same under fork.",
 }  # fmt: skip

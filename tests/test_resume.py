@@ -91,6 +91,8 @@ MODES: dict[str, tuple[dict[str, Any], list[int], list[str]]] = {
         {"num_workers": 0}, [0], ["sequence", "shuffle", *SHUFFLE, "batches of random", "stream"]
     ),
     "failing samples": ({"bad": (3, 17)}, [1, 2], ["sequence", *SHUFFLE]),
+    "failing, static": ({"bad": (3, 17), "scheduling": "static"}, [2], ["sequence"]),
+    "failing, no workers": ({"bad": (3, 17), "num_workers": 0}, [0], ["sequence"]),
     "random collate_fn": ({"collate_fn": with_draws, "prefetch_factor": 1}, [1, 3], SHUFFLE),
     "out of order": ({"in_order": False, "batch_size": 3}, [1], [*SHUFFLE, "indices of random"]),
     "out of order, whole": ({"in_order": False, "batch_size": 3, "drop_last": True}, [1], SHUFFLE),
@@ -143,7 +145,7 @@ def check_resumed(
     if other.generator is not None:
         other.generator.manual_seed(1234)
     other.load_state_dict(state)
-    if mode == "no workers" or (done is None and kind not in OWN):
+    if workers == 0 or (done is None and kind not in OWN):
         of_program(other, mine)
     found = [pull(iter(other)) for _ in expected]
     if not kw.get("in_order", True):
@@ -163,17 +165,6 @@ def test_rest_comes_at_any_place_with_any_workers(mode: str, kind: str) -> None:
     for place, (epochs, done) in enumerate(places):
         later = int(own and (mode == "begun early" or done == 3) and mode != "no workers")
         check_resumed(mode, kind, epochs, done, workers[place % len(workers)], later)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_order_resumes_between_workers_and_none(workers: int) -> None:
-    seed(6)
-    it = iter(loader := make("shuffle of its own", num_workers=workers))
-    first = take(it, 3)
-    other = make("shuffle of its own", num_workers=2 - workers)
-    other.load_state_dict(loader.state_dict())
-    assert indices(lists(it)) == indices(rest := lists(other))
-    assert sorted(indices(first + rest)) == list(range(N))
 
 
 def test_rest_comes_in_a_new_process(tmp_path: Path) -> None:
@@ -420,31 +411,6 @@ def test_iterable_whose_workers_end_one_after_another() -> None:
 # ---- without workers -------------------------------------------------------------------
 
 
-def test_without_workers_it_is_torchs_iterator() -> None:
-    it = iter(make("sequence", num_workers=0))
-    assert isinstance(it, torch.utils.data.dataloader._SingleProcessDataLoaderIter)
-
-
-def test_error_counts_as_delivered() -> None:
-    class Failing(Noisy):
-        def __getitem__(self, index: int) -> Any:
-            if index == 5:
-                raise LookupError("bad sample")
-            return index
-
-    for workers in (0, 2):
-        for scheduling in ("balanced", "static"):
-            kw = dict(batch_size=SIZE, num_workers=workers, scheduling=scheduling)
-            loader = minato.DataLoader(Failing(N), **kw)
-            it = iter(loader)
-            next(it)
-            with pytest.raises(LookupError):
-                next(it)
-            other = minato.DataLoader(Failing(N), **kw)
-            other.load_state_dict(loader.state_dict())
-            assert next(iter(other)).tolist() == [8, 9, 10, 11]
-
-
 class Interrupted(Noisy):
     """Once, in the middle of a batch."""
 
@@ -578,18 +544,17 @@ def test_useless_hints_stay_unused_after_resume() -> None:
         assert resumed.predict(index, 500.0) == pytest.approx(1e6 * (index + 1), rel=2**-8)
 
 
-def test_states_without_ratios_are_read() -> None:
-    """Older ones, and those of datasets without hints."""
-    loader = make("sequence")
-    lists(loader)
+@pytest.mark.parametrize("missing", [{"hint_ratios", "hint_errors"}, {"begun"}], ids=str)
+def test_states_of_older_versions_are_read(missing: set[str]) -> None:
+    """The first are also missing for a dataset without hints."""
+    it = iter(loader := make("sequence"))
+    take(it, 3)
     state = loader.state_dict()
     assert state["hint_ratios"] is None
-    new = {"hint_ratios", "hint_errors"}
-    older = {name: value for name, value in state.items() if name not in new}
-    for each in (state, older):
-        other = make("sequence")
-        other.load_state_dict(each)
-        assert other.stats()["cost"]["known"] == N and other.stats()["cost"]["hinted"] == 0
+    other = make("sequence")
+    other.load_state_dict({name: value for name, value in state.items() if name not in missing})
+    assert other.stats()["cost"]["known"] >= 3 * SIZE and other.stats()["cost"]["hinted"] == 0
+    assert lists(other) == lists(it)
 
 
 def test_senseless_ratios_are_left_out() -> None:
@@ -761,14 +726,6 @@ def test_a_sampler_that_ends_too_early(workers: int, scheduling: str) -> None:
         list(other)
 
 
-def test_iterable_with_another_number_of_workers() -> None:
-    loader = make("stream")
-    it = iter(loader)
-    take(it, 3)
-    with pytest.raises(ValueError, match="the same number of workers"):
-        make("stream", num_workers=3).load_state_dict(loader.state_dict())
-
-
 class Pipe(torch.utils.data.IterDataPipe):
     def __iter__(self) -> Iterator[int]:
         return iter(range(4))
@@ -831,188 +788,6 @@ def test_uncounted_loader_loses_mid_epoch_position() -> None:
     with pytest.warns(UserWarning, match="torch's own workers"):
         back.load_state_dict(other.state_dict())
     assert sorted(indices(lists(back))) == list(range(N))
-
-
-# ---- set_epoch -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "epoch", [np.int64(3), np.uint8(3), torch.tensor(3), 2**32, 2**32 + 5, 2**62]
-)
-def test_every_whole_number_is_an_epoch(epoch: Any) -> None:
-    loader = minato.DataLoader(Big(), num_workers=1, persistent_workers=True)
-    list(loader)  # set in a running worker, not before it was forked
-    loader.set_epoch(epoch)
-    assert flat_ints(loader) == [int(epoch)] * 4
-    state = through_json(loader.state_dict())
-    other = minato.DataLoader(Big(), num_workers=1)
-    other.load_state_dict(state)
-    assert other.dataset.epoch == int(epoch) and flat_ints(other) == [int(epoch)] * 4
-
-
-@pytest.mark.parametrize(
-    "epoch, error", [(-1, ValueError), (2**63, ValueError), (True, TypeError), (2.0, TypeError),
-                     ("2", TypeError), (None, TypeError), (np.bool_(True), TypeError)],
-)  # fmt: skip
-def test_invalid_epochs_are_refused(epoch: Any, error: type) -> None:
-    loader = minato.DataLoader(Big(), num_workers=1)
-    with pytest.raises(error, match="set_epoch"):
-        loader.set_epoch(epoch)
-    assert loader.dataset.epoch == 0 and loader.state_dict()["user_epoch"] is None
-
-
-class Big(torch.utils.data.Dataset):
-    """Its samples all hold the epoch that was set."""
-
-    epoch = 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return self.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-def flat_ints(loader: Any) -> list[int]:
-    return [int(i) for batch in loader for i in batch]
-
-
-def told(batches: list) -> set[int]:
-    return {int(row[1]) for batch in batches for row in batch}
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", ["sequence", "stream"])
-@pytest.mark.parametrize("scheduling", ["balanced", "static"])
-def test_every_sample_knows_the_epoch(kind: str, persistent: bool, scheduling: str) -> None:
-    loader = make(kind, persistent_workers=persistent, scheduling=scheduling)
-    assert told(lists(loader)) == {-1}
-    for epoch in (0, 3, 4, 2):
-        loader.set_epoch(epoch)
-        assert loader.dataset.epoch == epoch
-        assert told(lists(loader)) == {epoch}
-
-
-class HandsOn(torch.utils.data.Dataset):
-    """Has only samples and no other attributes."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # where it is unpickled
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-
-@pytest.mark.parametrize("scheduling", ["balanced", "static"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_wrapped_datasets_in_persistent_workers_hear_of_epochs(
-    method: str, scheduling: str
-) -> None:
-    data: Any = HandsOn(HandsOn(Big()))
-    loader = minato.DataLoader(
-        data, num_workers=1, persistent_workers=True, scheduling=scheduling,
-        multiprocessing_context=method,
-    )  # fmt: skip
-    assert flat_ints(loader) == [0] * 4
-    for epoch in (3, 1):
-        loader.set_epoch(epoch)
-        assert data.epoch == epoch and flat_ints(loader) == [epoch] * 4
-
-
-def test_samplers_hear_of_the_epoch() -> None:
-    loader = make("distributed", persistent_workers=True)
-    orders = []
-    for epoch in (0, 1, 0):
-        loader.set_epoch(epoch)
-        assert loader.sampler.epoch == epoch
-        orders.append(indices(lists(loader)))
-    assert orders[0] == orders[2] != orders[1]
-
-    class Batches(Sampler):
-        def __iter__(self) -> Any:
-            return iter([[0, 1]])
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-    own = minato.DataLoader(Noisy(N), batch_sampler=Batches(), num_workers=1)
-    own.set_epoch(5)
-    assert own.batch_sampler.epoch == 5
-
-
-def test_set_epoch_in_mid_epoch_applies_later() -> None:
-    # a sampler of one's own is not drawn ahead of the window, so batches are yet to be planned
-    loader = make("batches of random", persistent_workers=True, prefetch_factor=1, num_workers=1)
-    loader.set_epoch(1)
-    it = iter(loader)
-    first = take(it, 1)
-    loader.set_epoch(2)
-    assert told(first + lists(it)) == {1}
-    assert told(lists(loader)) == {2}
-
-
-class Dies(Noisy):
-    """The worker that loads sample 9 first dies."""
-
-    def __init__(self, once: Any) -> None:
-        super().__init__(N)
-        self.once = once
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 9 and self.epoch == 3:
-            with self.once.get_lock():
-                self.once.value += 1
-                die = self.once.value == 1
-            if die:
-                os.kill(os.getpid(), 9)
-        return super().__getitem__(index)
-
-
-def test_replaced_workers_hear_of_the_epoch() -> None:
-    once = torch.multiprocessing.get_context("fork").Value("i", 0)
-    loader = minato.DataLoader(Dies(once), SIZE, num_workers=1, persistent_workers=True)
-    lists(loader)
-    loader.set_epoch(3)
-    assert told(lists(loader)) == {3}
-    assert once.value == 2 and loader.stats()["deaths"] == 1
-
-
-def test_set_epoch_is_part_of_state() -> None:
-    loader = make("distributed")
-    loader.set_epoch(4)
-    it = iter(loader)
-    take(it, 2)
-    state = loader.state_dict()
-    expected = lists(it)
-    other = make("distributed")
-    other.load_state_dict(state)
-    assert other.sampler.epoch == 4 and other.dataset.epoch == 4
-    assert lists(other) == expected and told(expected) == {4}
-
-
-# ---- the next epoch, started early -----------------------------------------------------
-
-
-def test_discarded_early_epoch_leaves_no_trace() -> None:
-    def run(early: bool) -> list:
-        seed(6)
-        loader = make("shuffle of its own", persistent_workers=True, prefetch_next_epoch=early)
-        found = [lists(loader)]
-        loader.set_epoch(1)
-        return [*found, lists(loader)]
-
-    assert run(True) == run(False)
 
 
 # ---- damage ------------------------------------------------------------------------------

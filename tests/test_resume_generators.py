@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from resuming import check_rest, lists, through_json
+from test_resume_orders import Draws
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -210,42 +211,6 @@ def test_loaded_state_replaces_early_epoch(early: bool) -> None:
     assert lists(again) == lists(first)
 
 
-class KeepsItsDice(Sampler):
-    """A stateful sampler whose state includes its generator."""
-
-    def __init__(self) -> None:
-        self.rng, self.order, self.at = random.Random(0), [], 0
-
-    def __len__(self) -> int:
-        return 8
-
-    def __iter__(self) -> Any:
-        if not self.order:
-            self.order, self.at = list(range(8)), 0
-            self.rng.shuffle(self.order)
-        while self.at < 8:
-            self.at += 1
-            yield self.order[self.at - 1]
-        self.order = []
-
-    def state_dict(self) -> Any:
-        return {"order": self.order, "at": self.at, "rng": self.rng.getstate()}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.order, self.at = list(state["order"]), state["at"]
-        version, words, gauss = state["rng"]
-        self.rng.setstate((version, tuple(words), gauss))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_generator_in_sampler_state_is_restored(workers: int) -> None:
-    first, again = (
-        minato.DataLoader(range(8), batch_size=4, sampler=KeepsItsDice(), num_workers=workers)
-        for _ in range(2)
-    )
-    check_rest(first, again, 1, later=2)
-
-
 class Threes:
     """A batch sampler of the program's own around one of torch's."""
 
@@ -277,133 +242,7 @@ def test_custom_batch_sampler_is_read_as_in_torch() -> None:
     assert after_a_break(minato.DataLoader) == after_a_break(torch.utils.data.DataLoader)
 
 
-def test_state_without_begun_is_read() -> None:
-    """As older states are."""
-    loader = minato.DataLoader(range(8), batch_size=4)
-    next(iter(loader))
-    state = loader.state_dict()
-    del state["begun"]
-    loader.load_state_dict(state)
-    assert lists(loader) == [[4, 5, 6, 7]]
-
-
 # ---- where samplers have their generators ----------------------------------------------------
-
-
-class Draws(Sampler):
-    """Draws an order with what ``dice()`` gives."""
-
-    def __init__(self) -> None:
-        self.kept: Any = random.Random(5)
-
-    def dice(self) -> Any:
-        return self.kept
-
-    def __len__(self) -> int:
-        return 24
-
-    def __iter__(self) -> Any:
-        dice, order = self.dice(), list(range(24))
-        if isinstance(dice, torch.Generator):
-            order = torch.randperm(24, generator=dice).tolist()
-        else:
-            dice.shuffle(order)
-        yield from order
-
-
-class InSlots(Draws):
-    __slots__ = ("__mine",)
-
-    def __init__(self) -> None:
-        self.__mine = random.Random(1)
-
-    def dice(self) -> Any:
-        return self.__mine
-
-
-class OnlySlots:
-    """Not a Sampler, which has a dictionary."""
-
-    __slots__ = ("empty", "rng")
-
-    def __init__(self) -> None:
-        self.rng = torch.Generator().manual_seed(1)
-
-    def __len__(self) -> int:
-        return 24
-
-    def __iter__(self) -> Any:
-        yield from torch.randperm(24, generator=self.rng).tolist()
-
-
-class IsOne(Draws, random.Random):
-    """A generator itself, which holds another."""
-
-    def __init__(self) -> None:
-        random.Random.__init__(self, 1)
-        Draws.__init__(self)
-
-
-class Around(Draws):
-    """Its other attributes come before its sampler."""
-
-    def __init__(self, inner: Any, *besides: Any) -> None:
-        self.besides, self.inner = list(besides), inner
-
-    def __iter__(self) -> Any:
-        yield from self.inner
-
-
-SAMPLERS = {
-    "its slot": InSlots, "its slot, no dictionary": OnlySlots,
-    "one that is a generator": lambda: Around(IsOne()),
-    "behind many sets": lambda: Around(Draws(), *({n} for n in range(63))),
-    "torch's own": lambda: RandomSampler(range(24), generator=torch.default_generator),
-}  # fmt: skip
-
-
-def held_by(kind: str, workers: int) -> Any:
-    torch.manual_seed(77)
-    return minato.DataLoader(
-        range(24), batch_size=4, sampler=SAMPLERS[kind](), num_workers=workers
-    )
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("epoch", [0, 1])
-@pytest.mark.parametrize("kind", SAMPLERS)
-def test_a_samplers_generator_is_found(kind: str, epoch: int, workers: int) -> None:
-    first, again = held_by(kind, workers), held_by(kind, workers)
-    torch.manual_seed(77)
-    check_rest(first, again, 2, epoch, later=1)
-
-
-def test_generator_on_batch_sampler_hides_no_other() -> None:
-    def make(seed: int) -> Any:
-        sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(seed))
-        batches: Any = BatchSampler(sampler, 4, False)
-        batches.generator = torch.Generator()  # never drawn from
-        return minato.DataLoader(range(24), batch_sampler=batches, num_workers=2)
-
-    check_rest(make(1), make(2), 1)
-
-
-class DrawsFromTorchs(Draws):
-    """From what torch's loader draws its base seeds from, held as its own."""
-
-    def __init__(self) -> None:
-        self.generator = torch.default_generator
-
-    def dice(self) -> Any:
-        return self.generator
-
-
-def test_base_seed_draw_does_not_count_for_sampler() -> None:
-    def make() -> Any:
-        torch.manual_seed(77)
-        return minato.DataLoader(range(24), batch_size=4, sampler=DrawsFromTorchs())
-
-    check_rest(make(), make(), 2)
 
 
 class MakesItLate(Draws):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from resuming import (
     Noisy,
     Shuffles,
     Within,
+    check_rest,
     indices,
     make,
     pull,
@@ -26,40 +27,167 @@ from resuming import (
     through_json,
 )
 from test_resume import MODES, check_resumed
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 import minato
 from minato.seeding.order_generators import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-@pytest.mark.parametrize("workers, what, rng", [
-    *((0, "batches at once", rng) for rng in PRIVATE),
-    *((0, "indices", rng) for rng in ("random.Random", "Philox", "random", "torch")),
-    *((2, "indices", rng) for rng in ("SFC64", "torch.Generator")),
-    *((workers, f"{what} with the loader", "torch.Generator")
-      for workers in (0, 2) for what in ("indices", "batches at once")),
-    *((workers, what, rng) for workers in (0, 2) for what, rng in [
-        ("batches within others", "torch.Generator"), ("indices within others", "Philox"),
-        ("indices among many within others", "random.Random"),
-    ]),
-    *((2, "batches at once", rng) for rng in ("MT19937", "random", "numpy.random", "torch")),
-    (2, "alone at once", "RandomState"),
-])
-def test_samplers_with_any_generator(workers: int, what: str, rng: str) -> None:
-    """In the second epoch, so that a new generator would be in another state."""
-    seed(5)
-    loader = make(f"{what} of {rng}", num_workers=workers)
-    pull(iter(loader))
-    it = iter(loader)
-    first = indices(pull(it, 3))
-    state = through_json(loader.state_dict())
-    expected = indices(pull(it))
-    seed(6)
-    other = make(f"{what} of {rng}", num_workers=workers)
-    other.load_state_dict(state)
-    assert indices(pull(iter(other))) == expected
-    assert sorted(first + expected) == list(range(N))
+
+# ---- orders that go on in another loader ---------------------------------------------------
+
+
+class Draws(Sampler):
+    """Draws an order with what ``dice()`` gives."""
+
+    def __init__(self) -> None:
+        self.kept: Any = random.Random(5)
+
+    def dice(self) -> Any:
+        return self.kept
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Any:
+        dice, order = self.dice(), list(range(24))
+        if isinstance(dice, torch.Generator):
+            order = torch.randperm(24, generator=dice).tolist()
+        else:
+            dice.shuffle(order)
+        yield from order
+
+
+class InSlots(Draws):
+    __slots__ = ("__mine",)
+
+    def __init__(self) -> None:
+        self.__mine = random.Random(1)
+
+    def dice(self) -> Any:
+        return self.__mine
+
+
+class OnlySlots:
+    """Not a Sampler, which has a dictionary."""
+
+    __slots__ = ("empty", "rng")
+
+    def __init__(self) -> None:
+        self.rng = torch.Generator().manual_seed(1)
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Any:
+        yield from torch.randperm(24, generator=self.rng).tolist()
+
+
+class IsOne(Draws, random.Random):
+    """A generator itself, which holds another."""
+
+    def __init__(self) -> None:
+        random.Random.__init__(self, 1)
+        Draws.__init__(self)
+
+
+class Around(Draws):
+    """Its other attributes come before its sampler."""
+
+    def __init__(self, inner: Any, *besides: Any) -> None:
+        self.besides, self.inner = list(besides), inner
+
+    def __iter__(self) -> Any:
+        yield from self.inner
+
+
+class DrawsFromTorchs(Draws):
+    """From what torch's loader draws its base seeds from, held as its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.default_generator
+
+    def dice(self) -> Any:
+        return self.generator
+
+
+class KeepsItsDice(Sampler):
+    """A stateful sampler whose state includes its generator."""
+
+    def __init__(self) -> None:
+        self.rng, self.order, self.at = random.Random(0), [], 0
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Any:
+        if not self.order:
+            self.order, self.at = list(range(24)), 0
+            self.rng.shuffle(self.order)
+        while self.at < 24:
+            self.at += 1
+            yield self.order[self.at - 1]
+        self.order = []
+
+    def state_dict(self) -> Any:
+        return {"order": self.order, "at": self.at, "rng": self.rng.getstate()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.order, self.at = list(state["order"]), state["at"]
+        version, words, gauss = state["rng"]
+        self.rng.setstate((version, tuple(words), gauss))
+
+
+def with_another_generator() -> BatchSampler:
+    """Its own generator is never drawn from."""
+    sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(1))
+    batches: Any = BatchSampler(sampler, 4, False)
+    batches.generator = torch.Generator()
+    return batches
+
+
+#: samplers whose generators are in unusual places
+HELD: dict[str, Callable[[], Any]] = {
+    "in a slot": InSlots,
+    "in a slot, no dictionary": OnlySlots,
+    "one that is a generator": lambda: Around(IsOne()),
+    "behind many sets": lambda: Around(Draws(), *({n} for n in range(63))),
+    "torch's own": lambda: RandomSampler(range(24), generator=torch.default_generator),
+    "torch's own, of another class": DrawsFromTorchs,
+    "in a state of the sampler's": KeepsItsDice,
+    "below an unused one": with_another_generator,
+}
+#: of resuming.make()
+NAMED = [
+    *(f"batches at once of {rng}" for rng in PRIVATE),
+    *(f"indices of {rng}" for rng in ("random.Random", "Philox", "SFC64", "torch.Generator", "random", "torch")),
+    "indices with the loader of torch.Generator", "batches at once with the loader of torch.Generator",
+    "batches within others of torch.Generator", "indices within others of Philox",
+    "indices among many within others of random.Random", "alone at once of RandomState",
+]  # fmt: skip
+
+
+def of_order(order: str, workers: int) -> Any:
+    if order not in HELD:
+        return make(order, data=torch.arange(N), num_workers=workers)
+    sampler = HELD[order]()
+    if isinstance(sampler, BatchSampler):
+        return minato.DataLoader(range(24), batch_sampler=sampler, num_workers=workers)
+    return minato.DataLoader(range(24), batch_size=4, sampler=sampler, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("order", [*HELD, *NAMED])
+def test_order_continues_in_another_loader(order: str, workers: int) -> None:
+    """Also in the second epoch, where a new generator would be in another state. Later epochs are
+    those of a generator of the sampler's alone; the program restores others itself."""
+    shared = (" of random", " of numpy.random", " of torch", "with the loader of torch.Generator", "of another class")
+    for epochs, taken in ((0, 2), (1, 3)):
+        seed(77)
+        first, again = of_order(order, workers), of_order(order, workers)
+        epoch = check_rest(first, again, taken, epochs, int(not order.endswith(shared)))
+        assert sorted(np.ravel(epoch).tolist()) == list(range(len(first.dataset)))
 
 
 def test_older_states_with_generator_of_loader_load() -> None:
@@ -290,4 +418,6 @@ def test_any_order_resumes_in_any_mode(order, mode, epochs, done, workers) -> No
         order = order.replace("batches", "indices")
     if mode == "begun early" and done is None:
         done = 0  # else it has begun, whatever the program's generators are set to
-    check_resumed(mode, order, epochs, done, {"static": 2, "no workers": 0}.get(mode, workers))
+    kw = MODES[mode][0]
+    workers = kw.get("num_workers", 2 if "scheduling" in kw else workers)
+    check_resumed(mode, order, epochs, done, workers)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import fields
 from typing import Any, NamedTuple, cast
 
 import torch
 
 import minato
-from minato._core import NEXT_TIMEOUT, CostModel
+from minato._core import CostModel
 from minato._records import Epoch
 from minato.iterators.across_iterators import memo_of
 from minato.iterators.dataset_hints import CostHints
@@ -18,7 +17,6 @@ from minato.iterators.position import Position
 from minato.iterators.window import Window
 from minato.options import Options
 from minato.transport.rows_or_whole import EngineTransport, SampleTransport
-from minato.workers.answers import ROWS
 
 
 class Loader:
@@ -37,15 +35,6 @@ class Loader:
         return getattr(self.inner, name)
 
 
-class Block(NamedTuple):
-    """A batch of the engine below."""
-
-    sequence: int
-    refusal: tuple[int, int, int] | None = None
-    kind: int = ROWS  # what made it
-    has_rows: bool = False
-
-
 class Plan(NamedTuple):
     """A planned batch as the engine received it, and its sequence number."""
 
@@ -61,7 +50,7 @@ class Plan(NamedTuple):
 
 
 class Engine:
-    """Accepts planned batches and records them; done() sets the order in which they complete."""
+    """Accepts planned batches and records them, and the reports of waits."""
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.room = room
@@ -70,9 +59,6 @@ class Engine:
         self.last: tuple[Any, ...] = (None, -1, -1, -1)  # epoch, number, position, sequence
         self.plans: list[Plan] = []
         self.ended = False
-        self.ready: deque[Block] = deque()
-        self.data: dict[Block, Any] = {}
-        self.retired: list[Block] = []
         self.waits_ended: list[bool] = []
         self.waits_held: list[bool] = []
 
@@ -97,23 +83,6 @@ class Engine:
     def plan_clear(self) -> None:
         self.plans.clear()
 
-    def next(self, timeout: float) -> Any:
-        return self.ready.popleft() if self.ready else NEXT_TIMEOUT
-
-    def retire(self, block: Block) -> None:
-        self.retired.append(block)
-
-    def poll(self, block: Block) -> int:
-        if block in self.retired:
-            raise ValueError("of no batch in flight")
-        return 1
-
-    def lost(self, block: Block) -> list[Any]:
-        return []
-
-    def envelopes(self, block: Block) -> Any:
-        return self.data[block]
-
     def wait_begins(self) -> int:
         return 1_000_000
 
@@ -137,7 +106,6 @@ def planner_of(
     engine: Engine,
     *,
     goes_on: bool = False,
-    received: Any = (),
     kind: type[Planner] = Planner,
 ) -> Planner:
     """A planner that has started the first epoch of a loader."""
@@ -148,7 +116,7 @@ def planner_of(
     )
     window = Window(loader, options, position.memo.costs, hinted=False, batch_size=loader.batch_size)
     transport, of_tests = EngineTransport(SampleTransport()), cast(Any, engine)
-    planner = kind(of_tests, loader, position, transport, window, received, hints)
+    planner = kind(of_tests, loader, position, transport, window, (), hints)
     planner.begin(iter(loader._index_sampler), goes_on=goes_on)
     return planner
 

@@ -12,8 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 import minato
 from minato import time_limits
-from minato.iterators import hints as cost_hints
-from minato.iterators.dataset_hints import CostHints
+from minato.iterators import dataset_hints as cost_hints
 from minato.iterators.ready import UnitPlanner
 
 from .parts import Engine, Loader, planner_of
@@ -180,18 +179,6 @@ def test_hints_stop_when_they_take_too_long(
     assert (planner._hints_of([0], 0) is not None) == first
 
 
-def test_planning_again_keeps_the_hints() -> None:
-    loader = Loader(20)
-    data: Any = type("Data", (list,), {"cost_hint": lambda _, i: float(i)})
-    loader.inner.__dict__["dataset"] = data(range(20))
-    planner = planner_of(loader, engine := Engine())
-    before = [plan.hints for plan in engine.plans]
-    planner.plan_whole()
-    planner.plan_again()
-    assert [plan.hints for plan in engine.plans] == before
-    assert [np.frombuffer(b or b"", np.float32).tolist() for b in before[:2]] == [[0, 1], [2, 3]]
-
-
 def test_stretches_of_resumed_batch_have_own_hints() -> None:
     """Ready mode plans what is left of a partly delivered batch in stretches."""
     loader = Loader(8, 4)
@@ -228,13 +215,3 @@ def test_ranks_have_the_seeds_of_their_own_samples() -> None:
         torch.manual_seed(5)
         mine = samples(minato.DataLoader(data, BATCH, sampler=sampler, num_workers=1))
         assert mine == data.drawn == {index: everything[index] for index in mine}
-
-
-def test_memo_keeps_a_refusal_for_the_loader_alone() -> None:
-    loader = Loader(20)
-    planner = planner_of(loader, Engine())
-    assert not planner._hints.given
-    memo = planner.position.memo
-    memo.hints_refused = True
-    hinted = CostHints(Drawn(), None, memo, ranks=(0, 1, 1), seeds=True)
-    assert not hinted.given and hinted.of([0], 0, 0, 0, None) is None

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contract.support import error_text
 from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker_info
 
 import minato
@@ -291,8 +292,6 @@ class TestKeys:
         assert groups.begins([3, 4, 5]) == b"\0\1\0"
         assert groups.begins([]) == b""
         assert groups.begins([6, 0]) == b"\0\1"
-
-    def test_none_is_a_key(self) -> None:
         assert Groups(lambda index: None).begins([1, 2, 3]) == b"\1\0\0"
 
     @pytest.mark.parametrize("persistent", [False, True])
@@ -312,14 +311,33 @@ class TestKeys:
         loader = make(data, batch_size=8, num_workers=2, persistent_workers=persistent)
         for _ in range(2):
             data.bad = bad
-            with pytest.raises(KeyError, match=f"no shard of {bad}"):
+            with pytest.raises(KeyError, match=f"no shard of {bad}") as caught:
                 list(loader)
+            assert f"locality_key({bad})" in error_text(caught.value)
             data.bad = None
             assert indices_of(loader) == list(range(160))
 
 
 N, GROUP = 96, 16  # of what follows
 SHUFFLED = random.Random(2).sample(range(N), N)
+#: options of loaders, the whole of the dataset's class, and whether groups come in another order
+WAYS: dict[str, dict[str, Any]] = {
+    "batches": {},
+    "groups in another order": {"shuffled": True},
+    "drop_last": {"batch_size": 13, "drop_last": True},
+    "made by one worker": {"collate_fn": list},
+    "single samples": {"batch_size": None},
+    "__getitems__": {"together": True},
+    "more workers and fewer": {"num_workers": 2, "autoscale": (1, 4)},
+    "next epoch early": {"shuffled": True, "prefetch_next_epoch": True},
+}
+
+
+def indices_in(batch: Any) -> list[int]:
+    """Of a batch, of a list of samples, or of one sample."""
+    if isinstance(batch[0], torch.Tensor):
+        return batch[0].tolist()
+    return [int(sample[0]) for sample in batch] if isinstance(batch[0], tuple) else [int(batch[0])]
 
 
 @pytest.mark.parametrize("kind", [Shards, Declared])
@@ -334,11 +352,23 @@ class TestEachSampleOnce:
         data = (kind or self.kind)(N, GROUP, open_s=0.008)
         return make(data, **{"batch_size": 8, "num_workers": 3} | options)
 
-    def test_in_order(self) -> None:
-        loader = self.make(sampler=Whole(N, GROUP))
+    @pytest.mark.parametrize("in_order", [True, False])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_each_way_gives_torchs_samples(self, way: str, in_order: bool) -> None:
+        class Together(self.kind):  # type: ignore[name-defined]
+            def __getitems__(self, indices: list[int]) -> list:
+                return [self[index] for index in indices]
+
+        options = dict(WAYS[way])
+        kind = Together if options.pop("together", False) else None
+        whole = options.pop("shuffled", False)
+        sampler = Whole(N, GROUP) if whole else None
+        loader = self.make(kind, persistent_workers=True, in_order=in_order, sampler=sampler, **options)
         expected = Whole(N, GROUP)
         for _ in range(3):
-            assert indices_of(loader) == list(expected)
+            order = list(expected) if whole else list(range(91 if "drop_last" in options else N))
+            got = list(map(indices_in, loader))
+            assert sum(got if in_order else sorted(got), []) == (order if in_order else sorted(order))
 
     @pytest.mark.parametrize("more", [dict(), dict(batching="ready")])
     @pytest.mark.parametrize("drop_last", [False, True])
@@ -350,40 +380,6 @@ class TestEachSampleOnce:
             sizes = sorted(len(batch[0]) for batch in batches)
             assert sizes == ([] if drop_last else [5]) + [13] * 7
             assert len(set(got)) == len(got) and set(got) <= set(range(N))
-
-    def test_drop_last(self) -> None:
-        loader = self.make(batch_size=13, drop_last=True, persistent_workers=True)
-        for _ in range(3):
-            assert indices_of(loader) == list(range(91))
-
-    @pytest.mark.parametrize("in_order", [True, False])
-    def test_batches_that_one_worker_makes(self, in_order: bool) -> None:
-        loader = self.make(collate_fn=list, in_order=in_order, persistent_workers=True)
-        for _ in range(3):
-            got = [[sample[0] for sample in batch] for batch in loader]
-            got = got if in_order else sorted(got)
-            assert got == [list(range(i, i + 8)) for i in range(0, N, 8)]
-
-    @pytest.mark.parametrize("in_order", [True, False])
-    def test_without_batches(self, in_order: bool) -> None:
-        loader = self.make(batch_size=None, in_order=in_order, persistent_workers=True)
-        for _ in range(3):
-            got = [int(sample[0]) for sample in loader]
-            assert (got if in_order else sorted(got)) == list(range(N))
-
-    def test_samples_asked_for_together(self) -> None:
-        class Batches(self.kind):  # type: ignore[name-defined]
-            def __getitems__(self, indices: list[int]) -> list:
-                return [self[index] for index in indices]
-
-        loader = self.make(Batches, persistent_workers=True)
-        for _ in range(3):
-            assert indices_of(loader) == list(range(N))
-
-    def test_more_workers_and_fewer(self) -> None:
-        loader = self.make(num_workers=2, autoscale=(1, 4), persistent_workers=True)
-        for _ in range(4):
-            assert indices_of(loader) == list(range(N))
 
     @pytest.mark.parametrize("visit", [1, 2])
     def test_worker_death_in_mid_group_loses_nothing(self, visit: int) -> None:
@@ -419,15 +415,6 @@ class TestEachSampleOnce:
         got += indices_of(other)
         assert (sorted(got) if more else got) == list(range(N))
         assert sorted(indices_of(other)) == list(range(N))
-
-    @pytest.mark.parametrize("in_order", [True, False])
-    def test_the_next_epoch_begun_early(self, in_order: bool) -> None:
-        loader = self.make(persistent_workers=True, prefetch_next_epoch=True, in_order=in_order,
-                           sampler=Whole(N, GROUP))  # fmt: skip
-        expected = Whole(N, GROUP)
-        for _ in range(4):
-            got, order = indices_of(loader), list(expected)
-            assert (got if in_order else sorted(got)) == (order if in_order else sorted(order))
 
     @pytest.mark.parametrize("early", [False, True])
     def test_grouped_and_shuffled_orders_alternate(self, early: bool) -> None:

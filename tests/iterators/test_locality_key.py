@@ -6,8 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from contract.support import error_text
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 
 from minato.iterators.dataset_hints import Groups, key_of
 
@@ -29,13 +28,6 @@ def test_numpy_scalars_are_keys() -> None:
     key = key_of(Keyed())
     assert key is not None
     assert Groups(key).begins(range(12)) == bytes(n % 5 == 0 for n in range(12))
-
-
-def test_parts_have_keys_of_their_own() -> None:
-    key = key_of(ConcatDataset([Keyed(), [0, 1], Keyed()]))
-    assert key is not None
-    assert [key(i) for i in (0, 19, 20, 21, 22, 41, -1)] == [
-        (0, 0), (0, 3), (1, None), (1, None), (2, 0), (2, 3), (2, 3)]  # fmt: skip
 
 
 def begins(keys: str, batch: int = 100) -> str:
@@ -67,11 +59,3 @@ def test_endlessly_mixed_groups_are_not_merged() -> None:
 def test_a_key_is_hashable() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         Groups(lambda index: [index]).begins([0])
-
-
-def test_an_error_names_the_function_and_the_index() -> None:
-    key = key_of(Keyed())
-    assert key is not None
-    with pytest.raises(IndexError) as caught:
-        Groups(key).begins([1, 99])
-    assert "locality_key(99)" in error_text(caught.value)

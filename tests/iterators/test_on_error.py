@@ -72,6 +72,16 @@ def kinds() -> list[Any]:
     return found
 
 
+def kinds_and_datasets() -> list[Any]:
+    """Samples that do not travel as rows and whole batches are loaded in some of these ways."""
+    some = ("balanced-3", "static-2", "ready-2", "inline-0")
+    return [
+        pytest.param(*kind.values, dataset, id=f"{kind.id}-{dataset.__name__}")
+        for kind in kinds() for dataset in (Broken, Odd, Together)
+        if dataset is Broken or kind.id in some
+    ]  # fmt: skip
+
+
 def indices(batches: list[Any]) -> list[list[int]]:
     found = [batch["i"].tolist() for batch in batches]
     for batch in batches:
@@ -92,8 +102,7 @@ def expected(bad: Any = BAD, size: int = SIZE, batch: int = 4) -> list[list[int]
     return [left for chunk in chunks if (left := [i for i in chunk if i not in bad])]
 
 
-@pytest.mark.parametrize("dataset", [Broken, Odd, Together])
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind, dataset", kinds_and_datasets())
 def test_skip_leaves_out_failed_samples(kind: dict[str, Any], dataset: type) -> None:
     """Batches are smaller by the failed samples, and empty ones are not delivered; twice, because
     later epochs know how samples travel."""
@@ -112,8 +121,7 @@ def test_skip_leaves_out_failed_samples(kind: dict[str, Any], dataset: type) -> 
     assert loader.stats()["errors"] == 0
 
 
-@pytest.mark.parametrize("dataset", [Broken, Odd, Together])
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind, dataset", kinds_and_datasets())
 def test_replace_substitutes_failed_samples(kind: dict[str, Any], dataset: type) -> None:
     """By the samples that come after them in their batch."""
     bad = (3, 8, 9, 27, 39)
@@ -193,14 +201,6 @@ def test_share_of_epoch_allows_one_failure() -> None:
                 list(loader)
 
 
-def test_replace_without_good_sample_raises() -> None:
-    loader = minato.DataLoader(
-        Broken(range(SIZE)), batch_size=4, num_workers=2, on_error="replace", max_errors=1.0
-    )
-    with pytest.raises(ValueError, match="sample 0 is corrupt"):
-        next(iter(loader))
-
-
 def test_errors_of_others_still_raise() -> None:
     """Errors of a collate_fn or a worker_init_fn: they belong to no sample."""
 
@@ -214,7 +214,7 @@ def test_errors_of_others_still_raise() -> None:
 
 
 @pytest.mark.parametrize("mode", ["skip", "replace"])
-@pytest.mark.parametrize("stop", [0, 1, 4, 9])
+@pytest.mark.parametrize("stop", [1, 9])
 def test_resume_goes_on_and_counts_on(mode: str, stop: int) -> None:
     def loader() -> Any:
         torch.manual_seed(3)

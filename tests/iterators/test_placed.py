@@ -97,17 +97,11 @@ def test_rows_are_torchs_batches(kind: str, make: Callable[[int], Any]) -> None:
     assert shape.misfits and not any(shape.misfits)
 
 
-@pytest.mark.parametrize("dataset", [Made(numbers), Listed(numbers)], ids=["static", "lists"])
-def test_rows_need_no_envelope(dataset: Any) -> None:
-    loader = compared(dataset, 4)
-    # a running mean with weight 1/4: there were some messages at the beginning
-    assert loader._iterator._engine.memory()["envelope_bytes"] < 10
-
-
 @pytest.mark.parametrize("cls", [Made, Listed])
-@pytest.mark.parametrize("mode", ["skip", "replace"])
-def test_rows_need_no_envelope_with_on_error(mode: str, cls: type) -> None:
+@pytest.mark.parametrize("mode", ["raise", "skip", "replace"])
+def test_rows_need_no_envelope(mode: str, cls: type) -> None:
     loader = compared(cls(numbers), 4, {"on_error": mode})
+    # a running mean with weight 1/4: there were some messages at the beginning
     assert loader._iterator._engine.memory()["envelope_bytes"] < 10
 
 

@@ -29,20 +29,6 @@ def indices(engine: Engine) -> list[Any]:
     return [plan.indices for plan in engine.plans]
 
 
-def test_unknown_costs_keep_torchs_window() -> None:
-    engine = Engine()
-    planner = planner_of(Loader(20), engine)
-    assert indices(engine) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert planner.drawn_ahead() == 4 and not engine.ended
-
-
-def test_known_costs_allow_look_ahead() -> None:
-    engine, loader = Engine(), Loader(20)
-    costs_known(loader)
-    planner = planner_of(loader, engine)
-    assert len(engine.plans) == 10 and engine.ended and planner.draw.exhausted
-
-
 def test_look_ahead_for_quick_batches_follows_the_first() -> None:
     """The program waits for the first batch, which is made sooner than many are planned."""
     engine, loader = Engine(), Loader(20)
@@ -123,28 +109,6 @@ def test_idle_workers_begin_the_look_ahead() -> None:
     assert len(engine.plans) == 10
 
 
-def test_custom_sampler_is_drawn_within_torchs_window() -> None:
-    class Own(torch.utils.data.SequentialSampler):
-        pass
-
-    loader = Loader(20, sampler=Own(range(20)))
-    costs_known(loader)
-    planner_of(loader, engine := Engine())
-    assert len(engine.plans) == 4
-
-
-def test_received_batches_count_in_the_window() -> None:
-    engine = Engine()
-    planner = planner_of(Loader(20), engine, received=(received := []))
-    del planner.planned[0]
-    received.append("the first batch")
-    planner.fill()
-    assert len(engine.plans) == 4
-    received.clear()
-    planner.fill()
-    assert len(engine.plans) == 5
-
-
 def test_idle_workers_extend_the_window() -> None:
     engine = Engine()
     planner = planner_of(Loader(100), engine)
@@ -168,61 +132,7 @@ def test_the_engine_takes_seeds_without_a_sign(seed: int, sent: int) -> None:
     assert position.seed == sent
 
 
-def test_sampler_end_that_draws_is_not_reached_early() -> None:
-    """A RandomSampler draws from its generator once more when it ends."""
-    generator = torch.Generator().manual_seed(1)
-    loader = Loader(200, sampler=torch.utils.data.RandomSampler(range(200), generator=generator))
-    costs_known(loader)
-    planner = planner_of(loader, engine := Engine())
-    assert len(engine.plans) == 100 and not planner.draw.exhausted
-    assert engine.ended  # as good as all are known
-    state = generator.get_state()
-    for sequence in range(97):
-        planner.planned.pop(sequence)
-    planner.fill()
-    assert planner.draw.exhausted and not torch.equal(state, generator.get_state())
-
-
 # ---- planning again -----------------------------------------------------------------------
-
-
-def test_planned_batches_are_planned_again_whole() -> None:
-    planner = planner_of(Loader(20), engine := Engine())
-    before = list(engine.plans)
-    del planner.planned[0]  # received
-    planner.plan_whole()
-    planner.plan_again()
-    assert [plan._replace(whole=False, epoch=before[0].epoch) for plan in engine.plans] == [
-        plan._replace(sequence=plan.sequence + 3) for plan in before[1:]
-    ]
-    assert all(plan.whole and plan.epoch is not before[0].epoch for plan in engine.plans)
-    assert {(p.epoch.number, p.epoch.base_seed) for p in engine.plans} == {(0, 7)}
-    assert [batch.number for batch in planner.planned.values()] == [1, 2, 3]
-    assert list(planner.planned) == [plan.sequence for plan in engine.plans]
-    assert not planner.must_plan_again and not engine.ended
-    planner.fill()
-    assert engine.plans[-1].whole and engine.plans[-1].number == 4  # and those after them
-
-
-def test_batch_unrecorded_after_interrupt_is_not_lost() -> None:
-    """When the last batch is offered again, the engine recognises it."""
-    planner = planner_of(Loader(20), engine := Engine())
-    planner.window.size = lambda: 5  # type: ignore[method-assign]
-    usual, last = engine.plan, engine.plans[-1].epoch
-
-    def interrupted(*told: Any) -> int | None:
-        usual(*told)
-        raise KeyboardInterrupt
-
-    engine.plan = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        planner.fill()
-    engine.plan = usual  # type: ignore[method-assign]
-    planner.plan_whole()
-    planner.plan_again()
-    planner.fill()
-    assert engine.plans[-1].number == 4 and engine.plans[-1].epoch is not last
-    assert [plan.sequence for plan in engine.plans] == list(planner.planned)
 
 
 @contextlib.contextmanager

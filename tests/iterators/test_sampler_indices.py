@@ -249,18 +249,22 @@ GIVEN: dict[str, dict[str, Any]] = {
     "batch of tensor": dict(batch_sampler=grouped(torch.arange(SIZE))),
     "rows of an array": dict(batch_sampler=grouped(np.arange(2 * SIZE).reshape(2, SIZE).T)),
 }
-WAYS = pytest.mark.parametrize("options", [
-    dict(),
-    dict(worker_type="thread"),
-    dict(collate_fn=torch.utils.data.default_convert),
-    dict(on_error="replace"),
-    dict(seed_per_sample=False),
-], ids=["rows", "threads", "collate", "replace", "unseeded"])  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "rows": dict(),
+    "threads": dict(worker_type="thread"),
+    "collate": dict(collate_fn=torch.utils.data.default_convert),
+    "replace": dict(on_error="replace"),
+    "unseeded": dict(seed_per_sample=False),
+}
 
 
-@WAYS
-@pytest.mark.parametrize("given", GIVEN)
-def test_costs_are_learned_for_any_integer_index(given: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given, way", [
+    *((given, "rows") for given in GIVEN),
+    *((given, way) for way in WAYS if way != "rows"
+      for given in ("int", "numpy alone", "tuple", "batch of array")),
+])  # fmt: skip
+def test_costs_are_learned_for_any_integer_index(given: str, way: str) -> None:
+    options = WAYS[way]
     choice = choice_of(given)
     collate_fn = options.get("collate_fn")
     theirs = torch.utils.data.DataLoader(AnyIndex(), collate_fn=collate_fn, **choice)

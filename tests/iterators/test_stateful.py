@@ -191,14 +191,6 @@ def test_without_workers(kind: Any) -> None:
         assert tail[0][0, -1] == 1
 
 
-def test_without_workers_after_its_iterator_is_gone() -> None:
-    loader = make(ByIterator(), 0)
-    for done, batch in enumerate(loader):
-        if done == 2:
-            break
-    assert loader.state_dict()["worker_states"][0]["iterator"] == {"index": 3 * SIZE}
-
-
 class Known(ByIterator):
     """A dataset that knows its iterator and its loader."""
 

@@ -88,14 +88,6 @@ def test_failing_dependents_do_not_keep_workers() -> None:
     assert pool.done[-1] == "stop"
 
 
-def test_failed_replacement_is_reported_once() -> None:
-    supervisor = supervisor_of(Pool(deaths=1, live=1, status=1011))
-    with pytest.warns(UserWarning, match="could not be started: .* The remaining workers take over its samples") as told:
-        supervisor.check(never)
-        supervisor.check(never)
-    assert len(told) == 1
-
-
 def test_series_of_deaths_warns_once() -> None:
     supervisor = supervisor_of(pool := Pool(deaths=4, crash_loop=2, live=1, pid=5, status=-9))
     supervisor.check(never)
