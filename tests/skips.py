@@ -53,8 +53,6 @@ LISTED: dict[str, str] = {
         "CI's containers may not make name spaces; what decides without /proc is tested in C.",
     "the package index cannot be reached":
         "Without a network only the build without isolation can be tested.",
-    "not installed; the module is tested above":
-        "The command is a shell's way to the module, which has been tested.",
     r"this file system does not (tell|let go of) .*":
         "What a file system keeps in the page cache is its own affair.",
     "Python has a GIL":
@@ -78,8 +76,6 @@ LISTED: dict[str, str] = {
         "The option is refused for them, which has a test of its own.",
     "static workers are processes":
         "The test is of threads.",
-    "the same for every kind of loader":
-        "It has no loader in it, so once is enough.",
     # left to longer runs
     "takes long, and tells nothing else":
         "To start an interpreter takes seconds; one end of a worker is tested with each start method.",

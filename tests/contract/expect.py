@@ -27,8 +27,6 @@ TABLE: dict[str, tuple[Any, Any, Any]] = {
     "draws_depend_on_num_workers": (True, True, False),
     # A worker killed once: the balanced scheduler starts another and repeats its task.
     "worker_killed_once": ("error", "error", "recovers"),
-    # How often a sample that kills its worker is executed (max_retries=1 by default).
-    "executions_of_deadly_sample": (1, 1, 2),
     "death_error": ("RuntimeError", "RuntimeError", "WorkerLost"),
     # torch's workers check for their parent every 5 s between samples, and now and then
     # one stays for good.

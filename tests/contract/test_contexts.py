@@ -110,15 +110,6 @@ def test_dataset_that_cannot_be_pickled(loader: Kind, method: str) -> None:
     assert flat(loader(Refusing(2), num_workers=1)) == [0, 1]
 
 
-@pytest.mark.unraisable
-def test_lambda_cannot_be_pickled(loader: Kind) -> None:
-    made = loader(Numbers(2), num_workers=1, collate_fn=lambda samples: samples,
-                  multiprocessing_context="forkserver")
-    with told_of_pickle(loader):
-        with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):
-            iter(made)
-
-
 class Unreadable(Numbers):
     """Pickles, but cannot be made again."""
 

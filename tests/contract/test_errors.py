@@ -130,14 +130,27 @@ HEAD = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", RAISERS)
-def test_type_and_text(loader: Kind, name: str) -> None:
-    got = _failure(loader, Failing(2, {0}, RAISERS[name]))
-    want = _failure(DataLoader, Failing(2, {0}, RAISERS[name]))
-    assert got.kind is want.kind
-    assert HEAD.match(got.text).groups() == HEAD.match(want.text).groups()
-    assert RAISERS[name].__name__ in got.text
-    assert want.last_line in got.text
+def _each_raiser(make: Any) -> list[Failure]:
+    """What a loader raises for each of RAISERS, one after the other."""
+    functions = [*RAISERS.values()]
+    dataset = Failing(len(functions), {*range(len(functions))}, lambda index: functions[index](index))
+    iterator, found = iter(make(dataset, num_workers=1)), []
+    for _ in functions:
+        try:
+            next(iterator)
+        except Exception as error:
+            found.append(Failure.of(error))
+    iterator._shutdown_workers()
+    return found
+
+
+def test_type_and_text(loader: Kind) -> None:
+    both = zip(RAISERS, _each_raiser(loader), _each_raiser(DataLoader), strict=True)
+    for name, got, want in both:
+        assert got.kind is want.kind, name
+        assert HEAD.match(got.text).groups() == HEAD.match(want.text).groups(), name
+        assert RAISERS[name].__name__ in got.text
+        assert want.last_line in got.text
 
 
 def test_key_error_is_readable(loader: Kind) -> None:

@@ -135,15 +135,6 @@ except KeyboardInterrupt:
     assert outcome.left == []
 
 
-def test_terminated_by_default_action(loader: Kind, tmp_path: Path) -> None:
-    if not loader.expects("workers_end_with_a_killed_parent"):
-        pytest.skip("its workers look for their parent now and then, and may stay")
-    body = HEAD + "it = iter(made); next(it); os.kill(os.getpid(), signal.SIGTERM)"
-    outcome = run_script(loader, body, tmp_path)
-    assert outcome.returncode == -signal.SIGTERM
-    assert outcome.left == []
-
-
 def test_spawned_workers_under_main_guard(loader: Kind, tmp_path: Path) -> None:
     body = """
 import torch

@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import pickle
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -63,79 +63,53 @@ def test_every_other_batch_is_kept(loader: Kind) -> None:
         assert _values(image) == _want(number)
 
 
-def test_numpy_views_are_kept(loader: Kind) -> None:
-    made = loader(Images(12), batch_size=2, num_workers=2, persistent_workers=True)
-    views = []
-    for _ in range(3):
-        for batch in made:
-            views.append(batch["image"].numpy()[:, :, ::2])
-            del batch
-    gc.collect()
-    _churn(loader)
-    for number, view in enumerate(views):
-        want = np.array(_want(number % 6), dtype=np.float32).reshape(2, 1, 1, 1)
-        assert (view == want).all()
-
-
-def test_one_row_keeps_its_memory(loader: Kind) -> None:
-    made = loader(Images(12), batch_size=2, num_workers=2, persistent_workers=True)
-    rows = [batch["image"][1] for _ in range(3) for batch in made]
-    _churn(loader)
-    for number, row in enumerate(rows):
-        assert row.unique().tolist() == [2 * (number % 6) + 1]
-
-
 def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
     return memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
 
 
-@pytest.mark.parametrize("make", [
-    lambda t: t.view(torch.int32), lambda t: t.detach(), lambda t: t.data,
-    lambda t: torch.from_dlpack(t), lambda t: t.untyped_storage(),
-    lambda t: memoryview(t.numpy()), lambda t: np.asarray(t).view(np.uint8),
-    lambda t: torch.nn.Parameter(t), lambda t: t[0, 0, 0].as_strided((5,), (1,)),
-], ids=["view", "detach", "data", "dlpack", "storage", "memoryview", "array",
-        "parameter", "strided"])
-def test_other_holders_of_the_memory(loader: Kind, make: Any) -> None:
-    made = loader(Images(8), batch_size=2, num_workers=1)
-    held = [(make(batch["image"]), batch["image"].clone()) for batch in made]
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.share_memory_()
+    assert tensor.is_shared()
+    return tensor
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda t: t,
+    "view": lambda t: t.view(torch.int32),
+    "detach": lambda t: t.detach(),
+    "data": lambda t: t.data,
+    "dlpack": lambda t: torch.from_dlpack(t),
+    "storage": lambda t: t.untyped_storage(),
+    "memoryview": lambda t: memoryview(t.numpy()),
+    "array": lambda t: np.asarray(t).view(np.uint8),
+    "part of an array": lambda t: t.numpy()[:, :, ::2],
+    "parameter": lambda t: torch.nn.Parameter(t),
+    "strided": lambda t: t[0, 0, 0].as_strided((5,), (1,)),
+    "one row": lambda t: t[1],
+    "shared": _shared,
+    # share_memory_() may move a tensor; a NumPy view taken before stays where it was
+    "array of a tensor that is shared then": lambda t: (t.numpy(), t.share_memory_())[0],
+}
+
+
+def test_other_holders_of_the_memory(loader: Kind) -> None:
+    """Each batch is kept in one of these ways alone."""
+    made = loader(Images(2 * len(HOLDERS)), batch_size=2, num_workers=2, persistent_workers=True)
+    held = []
+    for _ in range(3):
+        for name, batch in zip(HOLDERS, made, strict=True):
+            held.append((name, HOLDERS[name](batch["image"]), batch["image"].clone()))
+            del batch
     gc.collect()
     _churn(loader)
-    for view, image in held:
-        want = make(image)
+    for name, view, image in held:
+        want = HOLDERS[name](image.share_memory_())  # moved before a view is taken
         if isinstance(view, torch.UntypedStorage):
             assert bytes(_bytes_of(view)) == bytes(_bytes_of(want))
         elif isinstance(view, memoryview):
             assert view.tobytes() == want.tobytes()
         else:
-            assert bool((view == want).all())
-
-
-def test_share_memory(loader: Kind) -> None:
-    made = loader(Images(12), batch_size=2, num_workers=2)
-    kept = []
-    for batch in made:
-        image = batch["image"].share_memory_()
-        assert image.is_shared()
-        kept.append(image)
-    _churn(loader)
-    for number, image in enumerate(kept):
-        assert _values(image) == _want(number)
-
-
-def test_share_memory_of_tensor_with_numpy_view(loader: Kind) -> None:
-    # share_memory_() may move a tensor; a NumPy view taken before stays where it was.
-    made = loader(Images(12), batch_size=2, num_workers=2)
-    views = []
-    for batch in made:
-        view = batch["image"].numpy()
-        batch["image"].share_memory_()
-        views.append(view)
-        del batch
-    _churn(loader)
-    for number, view in enumerate(views):
-        want = np.array(_want(number), dtype=np.float32).reshape(2, 1, 1, 1)
-        assert (view == want).all()
+            assert bool((view == want).all()), name
 
 
 def _sums(queue: Any, answers: Any, count: int) -> None:

@@ -265,14 +265,6 @@ def test_options_may_change_between_epochs(own: Kind) -> None:
     assert_same(epoch(), balanced)
 
 
-def test_re_exports_are_torchs_own(own: Kind) -> None:
-    import minato
-
-    for name in minato.__all__:
-        if hasattr(torch.utils.data, name) and name != "DataLoader":
-            assert getattr(minato, name) is getattr(torch.utils.data, name)
-
-
 def _raise(index: int) -> None:
     raise ValueError("bad")
 

@@ -86,12 +86,6 @@ def test_death_is_reported(loader: Kind, deed: Any, said: str) -> None:
         assert " It was loading sample index " in failure.text and str(bad) in failure.text
 
 
-def test_executions_of_a_deadly_sample(loader: Kind) -> None:
-    deadly = DieOnce(multiprocessing, deadly=1000)
-    _death(loader, Failing(6, {2}, deadly))
-    assert deadly.calls.value == loader.expects("executions_of_deadly_sample")
-
-
 def test_worker_killed_once(loader: Kind) -> None:
     deadly = DieOnce(multiprocessing)
     dataset = Failing(30, {7}, deadly)
@@ -226,22 +220,6 @@ def test_memory_of_dead_worker_is_not_delivered(own: Kind) -> None:
     for number, batch in enumerate(made):
         want = [[float(4 * number + i)] for i in range(4)]
         assert [row.unique().tolist() for row in batch] == want
-
-
-def test_external_terminate_is_survived_by_the_caller(loader: Kind) -> None:
-    iterator = iter(loader(Numbers(10), num_workers=2, persistent_workers=True))
-    assert flat(iterator) == list(range(10))
-    workers = list(iterator._workers)
-    try:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
-        for worker in workers:
-            worker.join(90)
-            assert not worker.is_alive()
-    except RuntimeError as error:  # torch's SIGCHLD handler may raise here
-        assert re.search(f"{EXITED}|{KILLED}", str(error))
-    _end(loader, iterator)
 
 
 def test_stuck_workers_do_not_hold_up_the_shutdown(own: Kind) -> None:
