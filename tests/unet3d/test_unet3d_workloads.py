@@ -198,22 +198,12 @@ ONE_RUN = ["--batch-size", "4", "--epochs", "1", "--device", "cpu", "--threads",
 PYTORCH = loaders.LOADERS["pytorch"]
 
 
-def _losing(dataset, options):
-    return list(PYTORCH(dataset, options))[:-1]
-
-
-def _repeating(dataset, options):
-    batches = list(PYTORCH(dataset, options))
-    return batches[:-1] + batches[:1]
-
-
-@pytest.mark.parametrize("broken, words", [
-    (_losing, "12 samples delivered, 13 expected"), (_repeating, "repeated")])
-def test_a_wrong_count_fails_the_run(folders, tmp_path, monkeypatch, capsys, broken, words):
-    monkeypatch.setitem(loaders.LOADERS, "pytorch", broken)
+def test_a_wrong_count_fails_the_run(folders, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(loaders.LOADERS, "pytorch",
+                        lambda dataset, options: list(PYTORCH(dataset, options))[:-1])
     assert run.main(["--workload", "speech", "--data", str(folders["speech"]), "--out",
                      str(tmp_path), "--loader", "pytorch", "--workers", "0", *ONE_RUN]) == 1
-    assert words in capsys.readouterr().err
+    assert "12 samples delivered, 13 expected" in capsys.readouterr().err
     assert not (tmp_path / "result.json").exists()
 
 
