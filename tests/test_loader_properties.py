@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import threading
@@ -194,29 +193,3 @@ def test_the_displacement_of_ready_batches_is_bounded(costs_us, size, seed) -> N
         assert sorted(sum(got, [])) == list(range(len(slow)))
         moved = max((abs(i - (k * size + n)) for k, b in enumerate(got) for n, i in enumerate(b)))
         assert moved <= (DISPLACEMENT + 1) * size
-
-
-def digest(loader: Any, epochs: int = 2) -> list[str]:
-    return [hashlib.sha256(b.numpy().tobytes()).hexdigest() for _ in range(epochs) for b in loader]
-
-
-def job(count: int, **options: Any) -> list[str]:
-    """A program's loader, from its seeds on."""
-    torch.manual_seed(11)
-    random.seed(12)
-    np.random.seed(13)
-    costs_us = options.pop("costs_us")
-    return digest(minato.DataLoader(Costly(costs_us), shuffle=True, num_workers=count, **options))
-
-
-@examples(4)
-@given(costs, sizes, st.booleans(), st.booleans(), st.lists(workers, min_size=1, max_size=2))
-def test_the_same_job_gives_the_same_bytes(costs_us, size, collates, persistent, counts) -> None:
-    """With 1, 2 and 7 workers and any others: global and private generators, the collate_fn's too."""
-    options: dict[str, Any] = {"batch_size": size, "persistent_workers": persistent,
-                               "costs_us": costs_us}  # fmt: skip
-    if collates:
-        options["collate_fn"] = random_collate
-    found = [job(count, **options) for count in dict.fromkeys([1, 2, 7, *counts])]
-    found.append(job(1, autoscale=(1, 5), straggler_threshold=0.001, **options))
-    assert all(f == found[0] for f in found)

@@ -353,15 +353,29 @@ def test_installed_without_torch(built: Built, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_wheel_of_python_alone_is_torchs_loader(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Folders with the archive of the sources and a wheel of Python alone, of two copies of the tree
+    that differ in the times of their files."""
+    folders = []
+    for time in 10**9, 10**9 + 86_400:
+        source = tree(tmp_path_factory.mktemp("packed") / "tree")
+        for path in source.rglob("*"):
+            os.utime(path, (time, time))
+        run(
+            sys.executable, "-c",
+            "from setuptools import build_meta as b; b.build_sdist('out'); b.build_wheel('out')",
+            cwd=source,
+            env={**os.environ, "MINATO_PURE": "1", "SOURCE_DATE_EPOCH": "1700000000"},
+        )  # fmt: skip
+        folders.append(source / "out")
+    return folders
+
+
+def test_a_wheel_of_python_alone_is_torchs_loader(packed: list[Path], tmp_path: Path) -> None:
     """On the systems that it is for; on Linux it says how to come by the engine."""
     pytest.importorskip("torch")
-    run(
-        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
-        "--disable-pip-version-check", "-w", tmp_path, tree(tmp_path / "tree"),
-        env={**os.environ, "MINATO_PURE": "1"},
-    )  # fmt: skip
-    (wheel,) = tmp_path.glob("*-py3-none-any.whl")
+    (wheel,) = packed[0].glob("*-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {str(p.relative_to(ROOT)) for p in (ROOT / "minato").rglob("*.py")} <= names
@@ -387,13 +401,8 @@ def test_a_wheel_of_python_alone_is_torchs_loader(tmp_path: Path) -> None:
 # ---- the source archive ----------------------------------------------------------------
 
 
-def test_sdist_holds_the_sources(tmp_path: Path) -> None:
-    where = tree(tmp_path / "tree")
-    run(
-        sys.executable, "-c",
-        "from setuptools.build_meta import build_sdist as b; b('out')", cwd=where,
-    )  # fmt: skip
-    (archive,) = (where / "out").glob("minato_loader-*.tar.gz")
+def test_sdist_holds_the_sources(packed: list[Path]) -> None:
+    (archive,) = packed[0].glob("minato_loader-*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {n.split("/", 1)[1] for n in tar.getnames() if "/" in n}
     wanted = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.[chm]*")}
@@ -407,21 +416,9 @@ def test_sdist_holds_the_sources(tmp_path: Path) -> None:
     assert not [n for n in names if n.endswith((".so", ".o"))]
 
 
-def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
-    """The archive of the sources and a wheel of Python alone, of two copies that differ in the
-    times of their files. `make reproduced` compares wheels with extensions, too."""
-    found = []
-    for name, time in ("one", 10**9), ("two", 10**9 + 86_400):
-        source = tree(tmp_path / name)
-        for path in source.rglob("*"):
-            os.utime(path, (time, time))
-        run(
-            sys.executable, "-c",
-            "from setuptools import build_meta as b; b.build_sdist('out'); b.build_wheel('out')",
-            cwd=source,
-            env={**os.environ, "MINATO_PURE": "1", "SOURCE_DATE_EPOCH": "1700000000"},
-        )  # fmt: skip
-        found.append({path.name: path.read_bytes() for path in (source / "out").iterdir()})
+def test_the_same_sources_make_the_same_bytes(packed: list[Path]) -> None:
+    """`make reproduced` compares wheels with extensions, too."""
+    found = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in packed]
     assert len(found[0]) == 2 and found[0].keys() == found[1].keys()
     assert [name for name, packed in found[0].items() if packed != found[1][name]] == []
 

@@ -105,11 +105,6 @@ class Placed(Torchs):
         return torch.device("cpu")
 
 
-def test_subclass_with_device_attribute() -> None:
-    with minato.patch_torch():
-        assert made_by(numbers(Placed, persistent_workers=True)) == "minato"
-
-
 class Takes(Torchs):
     """Sets attributes with the names of options, for its own handling of batches."""
 

@@ -86,17 +86,6 @@ def test_a_stub_that_disagrees_is_noticed(tmp_path: Path) -> None:
     assert "trainer_dies" in done.stdout and "trainer_lives" in done.stdout
 
 
-def test_stub_has_every_public_name() -> None:
-    """The part of the above that needs no mypy."""
-    for name, value in vars(minato._core).items():
-        if name.startswith("__"):
-            continue
-        assert f"class {name}" in STUB or f"def {name}(" in STUB or f"{name}:" in STUB, name
-        for member in vars(value) if isinstance(value, type) else ():
-            if not member.startswith(("__", "n_")):  # n_fields and the like are structseq's
-                assert f"def {member}(" in STUB, f"{name}.{member}"
-
-
 def test_keywords_are_those_of_the_sources() -> None:
     """C functions do not expose their arguments, but their tables of keywords do."""
     sources = (ROOT / "csrc" / "py").glob("*/*.c")

@@ -664,21 +664,6 @@ class TestUnknownCosts:
         assert sorted(sum(got, [])) == list(range(400))
         assert not more.get("in_order", True) or sum(got, []) == list(range(400))
 
-    @pytest.mark.parametrize("n, more", [(48, {}), (50, {}), (50, dict(drop_last=True))])
-    def test_the_samplers_generator_is_where_torch_has_it(self, n, more):
-        """Drawing ahead must not show in a generator that the program holds."""
-        states = []
-        for cls in (torch.utils.data.DataLoader, minato.DataLoader):
-            generator = torch.Generator().manual_seed(3)
-            sampler = torch.utils.data.RandomSampler(range(n), generator=generator)
-            loader = cls(torch.arange(n), batch_size=4, sampler=sampler, num_workers=2,
-                         persistent_workers=True, **more)  # fmt: skip
-            states.append([])
-            for _ in range(2):
-                for batch in loader:
-                    states[-1].append((batch.tolist(), generator.get_state().tolist()))
-        assert states[0] == states[1]
-
 
 @pytest.mark.parametrize(
     "options",

@@ -123,6 +123,9 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda: SubsetRandomSampler([*range(20)], generator=seeded()),
         assign("indices", [30, 31, 32])),
     "subset in place": (lambda: SubsetRandomSampler([0] * SIZE), lambda s: in_place(s.indices)),
+    "dataset shrunk": (
+        lambda: RandomSampler(Numbers(), generator=seeded()),
+        lambda s: setattr(s.data_source, "size", 8)),
     "number replaced": (
         lambda: RandomSampler(range(SIZE), num_samples=8, generator=seeded()),
         assign("_num_samples", 30)),
@@ -163,15 +166,6 @@ def test_changed_sampler_is_drawn_again(what: str) -> None:
     theirs = epochs(torch.utils.data, make(), change)
     ours = epochs(minato, make(), change, prefetch_next_epoch=True)
     assert ours == theirs and ours[0] != ours[1]
-
-
-def test_shrunk_dataset_is_drawn_again() -> None:
-    def shrink(sampler: RandomSampler) -> None:
-        sampler.data_source.size = 8  # type: ignore[attr-defined]
-
-    theirs = epochs(torch.utils.data, RandomSampler(Numbers(), generator=seeded()), shrink)
-    ours = epochs(minato, RandomSampler(Numbers(), generator=seeded()), shrink, prefetch_next_epoch=True)
-    assert ours == theirs and list(map(len, ours)) == [SIZE, 8, 8, 8]
 
 
 @pytest.mark.parametrize("held", [[*range(SIZE)], np.arange(SIZE)], ids=["list", "array"])

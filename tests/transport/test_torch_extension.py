@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from contract.support import programs
 
 import minato
 
-ROOT = Path(__file__).resolve().parents[2]
 
 ext = pytest.importorskip("minato._torch", exc_type=ImportError)
 
@@ -98,10 +96,3 @@ def test_tensors_that_are_not_their_bytes(way) -> None:
     """Tensors cross by minato._torch where it was built; the loader does not need it."""
     done = programs().run(ODD, way)
     assert done.stdout.strip() == str(way == "with"), done.stderr
-
-
-def test_profilers_see_batches() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        list(minato.DataLoader(range(8), batch_size=4, num_workers=1))
-    names = {event.key for event in profile.key_averages()}
-    assert "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__" in names
