@@ -59,65 +59,69 @@ def end_of(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_child_keeps_batch_after_parent_continues():
-    source = loader()
-    list(source)  # from the second epoch on batches are views of the arena
-    it = iter(source)
-    batch = next(it)
-    # NumPy: torch's threads do not survive a fork
-    seen, expected = batch.numpy(), batch.numpy().copy()
-    go = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.read(go[0], 1)
-            code = 0 if (seen == expected).all() else 2
-        finally:
-            os._exit(code)
-    del batch, seen
-    for _ in range(3):
-        list(source)
-    os.write(go[1], b"!")
-    assert end_of(pid) == 0
-    for fd in go:
-        os.close(fd)
+class Pair:
+    """A pipe: a child waits until the other side writes."""
+
+    def __enter__(self):
+        self.ends = os.pipe()
+        return self
+
+    def __exit__(self, *_):
+        for fd in self.ends:
+            os.close(fd)
+
+    def wait(self):
+        return os.read(self.ends[0], 1)
+
+    def write(self, what=b"!"):
+        os.write(self.ends[1], what)
 
 
-@pytest.mark.parametrize("how", ["share_memory_", "queue"])
-def test_an_array_that_outlives_its_tensors_memory(how):
-    """share_memory_() and queues give a storage new memory, and an existing NumPy array
-    still shows the old one: also to a child that is forked afterwards."""
+def begun():
+    """A loader, and an iterator of its second epoch: from there on batches are views of the arena."""
     source = loader()
     list(source)
-    batch = next(iter(source))
-    seen, expected = batch.numpy(), batch.numpy().copy()
-    if how == "queue":
-        queue = torch.multiprocessing.get_context("fork").SimpleQueue()
-        queue.put(batch)
-    else:
-        batch.share_memory_()
-    assert batch.data_ptr() != seen.ctypes.data
-    go = os.pipe()
-    pid = fork(lambda: len(os.read(go[0], 1)) * (1 if (seen == expected).all() else 2))
-    del batch, seen
+    return source, iter(source)
+
+
+def goes_on(source):
     for _ in range(3):
         list(source)
-    os.write(go[1], b"!")
-    assert end_of(pid) == 1
-    for fd in go:
-        os.close(fd)
+
+
+def array_of(batch):
+    """What a child looks at, since torch's threads do not survive a fork; and a copy."""
+    return batch.numpy(), batch.numpy().copy()
+
+
+@pytest.mark.parametrize("then", ["kept", "share_memory_", "queue"])
+def test_child_keeps_batch_after_parent_continues(then):
+    """share_memory_() and queues give a storage new memory, and an existing NumPy array
+    still shows the old one: also to a child that is forked afterwards."""
+    source, it = begun()
+    batch = next(it)
+    seen, expected = array_of(batch)
+    if then == "queue":
+        queue = torch.multiprocessing.get_context("fork").SimpleQueue()
+        queue.put(batch)
+    elif then == "share_memory_":
+        batch.share_memory_()
+    assert (batch.data_ptr() != seen.ctypes.data) == (then != "kept")
+    with Pair() as go:
+        pid = fork(lambda: 0 if go.wait() and (seen == expected).all() else 2)
+        del batch, seen
+        goes_on(source)
+        go.write()
+        assert end_of(pid) == 0
 
 
 @pytest.mark.parametrize("dropped", ["before its end", "after it"])
 @pytest.mark.parametrize("out", [0, 1])
 def test_batch_received_by_thread_during_fork(out, dropped):
     """Between minato's hook and the fork: others run there, and may wait."""
-    source = loader()
-    list(source)
-    it = iter(source)
+    source, it = begun()
     kept = [next(it) for _ in range(out)]
-    box, go = [], os.pipe()
+    box = []
 
     def begin():
         thread = threading.Thread(target=lambda: box.append(next(it).numpy()))
@@ -126,36 +130,32 @@ def test_batch_received_by_thread_during_fork(out, dropped):
 
     def child():
         expected = box[0].copy()
-        return len(os.read(go[0], 1)) * (1 if (box[0] == expected).all() else 2)
+        return 0 if go.wait() and (box[0] == expected).all() else 2
 
     def end():
         if dropped == "before its end":
             box.clear()
             source.stats()
 
-    pid = fork(child, begin, end)
-    box.clear()
-    kept.clear()
-    for _ in range(3):
-        list(source)
-    os.write(go[1], b"!")
-    assert end_of(pid) == 1
-    for fd in go:
-        os.close(fd)
+    with Pair() as go:
+        pid = fork(child, begin, end)
+        box.clear()
+        kept.clear()
+        goes_on(source)
+        go.write()
+        assert end_of(pid) == 0
 
 
 def test_child_without_descriptors_keeps_its_batch():
     """As daemons do, in a child of the child."""
-    source = loader()
-    list(source)
-    batch = next(iter(source))
-    seen, expected = batch.numpy(), batch.numpy().copy()
-    go, answer = os.pipe(), os.pipe()
+    source, it = begun()
+    batch = next(it)
+    seen, expected = array_of(batch)
 
     def child():
         if os.fork() == 0:
-            os.dup2(go[0], 0)
-            os.dup2(answer[1], 1)
+            os.dup2(go.ends[0], 0)
+            os.dup2(answer.ends[1], 1)
             os.closerange(2, 4096)
             os.write(1, b"!")
             os.read(0, 1)
@@ -163,61 +163,48 @@ def test_child_without_descriptors_keeps_its_batch():
             os._exit(0)
         return 0
 
-    assert end_of(fork(child)) == 0
-    assert os.read(answer[0], 1) == b"!"
-    del batch, seen
-    for _ in range(3):
-        list(source)
-    os.write(go[1], b"!")
-    assert os.read(answer[0], 1) == b"="
-    for fd in (*go, *answer):
-        os.close(fd)
+    with Pair() as go, Pair() as answer:
+        assert end_of(fork(child)) == 0
+        assert answer.wait() == b"!"
+        del batch, seen
+        goes_on(source)
+        go.write()
+        assert answer.wait() == b"="
 
 
 def test_two_threads_fork_at_once():
     """The child that ends first is not taken for both."""
-    source = loader()
-    list(source)
-    it = iter(source)
+    source, it = begun()
     batch = next(it)
-    seen, expected = batch.numpy(), batch.numpy().copy()
-    begun, go = threading.Event(), threading.Event()
-    look, pids = os.pipe(), []
+    seen, expected = array_of(batch)
+    forking, forked, pids = threading.Event(), threading.Event(), []
 
     def begin():
-        begun.set()
-        assert go.wait(60)
+        forking.set()
+        assert forked.wait(60)
 
     def child():
-        os.read(look[0], 1)
-        return 0 if (seen == expected).all() else 2
+        return 0 if go.wait() and (seen == expected).all() else 2
 
-    thread = threading.Thread(target=lambda: pids.append(fork(child, begin)))
-    thread.start()
-    assert begun.wait(60)
-    assert in_child(lambda: 0) == 0
-    go.set()
-    thread.join(60)
-    del batch, seen
-    for _ in range(3):
-        list(source)
-    os.write(look[1], b"!")
-    assert end_of(pids[0]) == 0
-    for fd in look:
-        os.close(fd)
+    with Pair() as go:
+        thread = threading.Thread(target=lambda: pids.append(fork(child, begin)))
+        thread.start()
+        assert forking.wait(60)
+        assert in_child(lambda: 0) == 0
+        forked.set()
+        thread.join(60)
+        del batch, seen
+        goes_on(source)
+        go.write()
+        assert end_of(pids[0]) == 0
 
 
 def test_memory_is_reused_after_child_exits():
-    source = loader()
-    list(source)
-    it = iter(source)
+    source, it = begun()
     batch = next(it)
     kept = source.stats()["memory"]["kept"]
     assert kept > 0
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
+    assert in_child(lambda: 0) == 0
     del batch
     assert source.stats()["memory"]["kept"] < kept
 
@@ -236,22 +223,18 @@ def test_exited_children_leave_no_descriptors():
 
 def test_fork_checks_run_no_program_code():
     """A signal handler could run: its exception would be lost, and it may shut the loader down."""
-    source = loader()
-    list(source)
-    it = iter(source)
+    source, it = begun()
     batch = next(it)
-    wait = os.pipe()
-    pid = fork(lambda: len(os.read(wait[0], 1)))
-    del batch
-    engine, calls = it._engine, []
-    sys.setprofile(lambda frame, event, _: calls.append((event, frame.f_code.co_name)))
-    engine.memory()
-    sys.setprofile(None)
-    os.write(wait[1], b"!")
-    assert end_of(pid) == 1
+    with Pair() as go:
+        pid = fork(lambda: len(go.wait()))
+        del batch
+        engine, calls = it._engine, []
+        sys.setprofile(lambda frame, event, _: calls.append((event, frame.f_code.co_name)))
+        engine.memory()
+        sys.setprofile(None)
+        go.write()
+        assert end_of(pid) == 1
     assert [name for event, name in calls if event == "call"] == []
-    for fd in wait:
-        os.close(fd)
 
 
 def test_child_inherits_no_fork_records():
@@ -275,11 +258,12 @@ def test_child_without_batches_costs_no_descriptor():
     in this one."""
 
     def left_of_forks():
-        before, wait = fds(), os.pipe()
-        pids = [fork(lambda: len(os.read(wait[0], 1))) for _ in range(3)]
-        left = fds() - before - 2
-        os.write(wait[1], b"!!!")
-        return left if [end_of(pid) for pid in pids] == [1, 1, 1] else -1
+        with Pair() as go:
+            before = fds()
+            pids = [fork(lambda: len(go.wait())) for _ in range(3)]
+            left = fds() - before
+            go.write(b"!!!")
+            return left if [end_of(pid) for pid in pids] == [1, 1, 1] else -1
 
     it = iter(loader())
     batch = next(it)
