@@ -17,10 +17,11 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    RandomSampler,
     SequentialSampler,
 )
 
-from .datasets import Numbers, Sharded
+from .datasets import Numbers, Sharded, as_is
 from .support import Kind, all_gone, flat, run_script, wait_for, worker_pids
 
 
@@ -173,6 +174,25 @@ def test_wrapper_with_a_copied_dict(loader: Kind) -> None:
     assert flat(wrapper) == flat(wrapper) == list(range(5))
 
 
+def test_teardown_of_persistent_workers(loader: Kind) -> None:
+    made = loader(Numbers(5), num_workers=2, persistent_workers=True)
+    list(made)
+    pids = worker_pids(made._iterator)
+    del made._iterator
+    made._iterator = None
+    assert all_gone(pids)
+
+
+def test_advice_on_workers_reads_attributes(loader: Kind) -> None:
+    made = loader(Numbers(5), num_workers=1, multiprocessing_context="fork")
+    context = made.multiprocessing_context
+    assert context is not None and context.get_start_method() == "fork"
+    assert (made.num_workers, made.persistent_workers, made.pin_memory) == (
+        1, False, False)
+    assert type(made.sampler) is SequentialSampler
+    assert isinstance(loader(Numbers(5), shuffle=True).sampler, RandomSampler)
+
+
 # ------------------------------------------------------------------ ignite
 
 
@@ -215,6 +235,28 @@ def test_rebuilt_from_a_table_of_arguments(loader: Kind, workers: int) -> None:
         other = cls(made.dataset, batch_sampler=made.batch_sampler, **arguments,
                     **options)
         assert flat(other) == list(range(9))
+
+
+def test_wrapper_that_looks_one_batch_ahead(loader: Kind) -> None:
+    class Ahead(loader.cls):
+        def __iter__(self) -> Iterator[Any]:
+            source = super().__iter__()
+            current = next(source, None)
+            while current is not None:
+                following = next(source, None)
+                self.last = following is None
+                yield current
+                current = following
+
+    made = Ahead(Numbers(5), batch_size=2, num_workers=2, **loader.options)
+    assert [(batch.tolist(), made.last) for batch in made] == [
+        ([0, 1], False), ([2, 3], False), ([4], True)]
+
+
+def test_sampler_of_the_batch_sampler_is_replaced(loader: Kind) -> None:
+    made = loader(Numbers(8), batch_size=2, num_workers=1)
+    made.batch_sampler.sampler = [7, 6, 5]
+    assert flat(made) == [7, 6, 5]
 
 
 # --------------------------------------------------------------- Ray Train
@@ -335,7 +377,7 @@ def test_iterator_set_by_hand(loader: Kind) -> None:
     assert flat(made) == list(range(6))
 
 
-# ------------------------------------------------------ timm, ultralytics
+# -------------------------------------------------------------------- timm
 
 
 class _Repeated:
@@ -347,6 +389,31 @@ class _Repeated:
     def __iter__(self) -> Iterator[Any]:
         while True:
             yield from iter(self.sampler)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_iterator_for_many_epochs(loader: Kind, workers: int) -> None:
+    class MultiEpochs(loader.cls):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._DataLoader__initialized = False
+            self.batch_sampler = _Repeated(self.batch_sampler)
+            self._DataLoader__initialized = True
+            self.iterator = super().__iter__()
+
+        def __len__(self) -> int:
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+    made = MultiEpochs(Numbers(7), batch_size=2, num_workers=workers, **loader.options)
+    for _ in range(4):
+        assert flat(made) == list(range(7))
+
+
+# ------------------------------------------------------------- ultralytics
 
 
 def test_infinite_loader_with_pokes_at_workers(loader: Kind) -> None:
@@ -471,6 +538,16 @@ def test_context_whose_process_is_a_thread(loader: Kind, tmp_path: Path) -> None
     assert (outcome.returncode, outcome.left) == (0, [])
 
 
+def test_keyword_construction_in_a_subclass(loader: Kind) -> None:
+    class Keyword(loader.cls):
+        def __init__(self, dataset: Any, num_workers: int = 0, **kwargs: Any) -> None:
+            kwargs.setdefault("collate_fn", as_is)
+            super().__init__(dataset=dataset, num_workers=num_workers, **kwargs)
+
+    made = Keyword(Numbers(3), num_workers=1, batch_size=2, **loader.options)
+    assert list(made) == [[0, 1], [2]]
+
+
 # ------------------------------- loggers and samplers that look at the result queue
 
 
@@ -518,7 +595,39 @@ def test_index_queues_hold_waiting_batches(loader: Kind) -> None:
     assert wait_for(lambda: all(queue.empty() for queue in queues))
 
 
-# ------------------------------------------------------------- profilers
+# ------------------------------------------------------ DeepSpeed, torchrec
+
+
+def test_repeating_loader(loader: Kind) -> None:
+    made = loader(Numbers(3), num_workers=1)
+    iterator, found = iter(made), []
+    for _ in range(8):
+        try:
+            found.append(next(iterator).item())
+        except StopIteration:
+            iterator = iter(made)
+            found.append(next(iterator).item())
+    assert found == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_webdataset_like_wrapper(loader: Kind) -> None:
+    class Pipeline(torch.utils.data.IterableDataset):
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+        def __iter__(self) -> Iterator[Any]:
+            if isinstance(self.source, DataLoader):
+                yield from self.source
+
+    made = loader(Sharded(6), batch_size=None, num_workers=2)
+    assert sorted(Pipeline(made)) == list(range(6))
+
+
+def test_global_name_is_replaced(loader: Kind, monkeypatch) -> None:
+    # Libraries that name torch's class find another one if it is put in its place.
+    monkeypatch.setattr(torch.utils.data, "DataLoader", loader.cls)
+    made = torch.utils.data.DataLoader(Numbers(4), num_workers=1, **loader.options)
+    assert flat(made) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("place", ["worker._worker_loop", "fetch._MapDatasetFetcher.fetch"])
