@@ -748,21 +748,26 @@ static const char *const POINTS[] = {
 };
 #define NPOINTS (sizeof(POINTS) / sizeof(POINTS[0]))
 
+/* At the first visit, and at a later one: the file itself is made once. */
 static void
 a_client_killed_anywhere_leaves_a_whole_file(void)
 {
     uint64_t seed = mn_test_seed();
     for (size_t i = 0; i < NPOINTS * 2; i++) {
-        struct worker dying = {.job = 1, .seed = seed + i, .dies_at = POINTS[i / 2],
-                               .how = SIGKILL, .stop_ns = mn_test_clock_ns() + 300000000u};
-        bool makes = i / 2 < 4; /* the file itself */
+        struct worker dying = {.job = 1, .seed = seed + i, .dies_at = POINTS[i % NPOINTS],
+                               .how = SIGKILL, .at_once = i < NPOINTS,
+                               .stop_ns = mn_test_clock_ns() + 300000000u};
+        bool makes = i % NPOINTS < 4; /* the file itself */
+        if (makes && !dying.at_once) {
+            continue;
+        }
         struct mn_cache *other = client_of(2 * MIB, 2, false);
         if (!makes) {
             CHECK_EQ(mn_cache_attach(other), 0);
         }
-        pid_t pid = mn_test_fork(work, &dying);
-        (void)mn_test_reap(pid);
+        int status = mn_test_reap(mn_test_fork(work, &dying));
         if (makes) {
+            CHECK(WIFSIGNALED(status));
             mn_cache_close(other);
             other = client_of(2 * MIB, 2, false);
         }
@@ -1319,88 +1324,39 @@ a_full_or_failing_disk_is_a_result(void)
     nothing_left();
 }
 
-/* The tests of above, on a disk. */
-#define ON_DISK(name) \
-    static void name##_on_disk(void) \
-    { \
-        disk(name); \
-    }
-ON_DISK(stored_entries_are_found)
-ON_DISK(a_full_cache_of_one_job_keeps_what_it_has)
-ON_DISK(boxes_are_what_loops_copy)
-ON_DISK(torn_records_are_misses)
-ON_DISK(what_was_recycled_since_it_was_found_is_noticed)
-ON_DISK(a_damaged_header_is_refused)
-ON_DISK(a_kept_file_is_there_for_the_next_client)
-ON_DISK(a_client_of_a_removed_file_goes_on_alone)
-ON_DISK(a_client_whose_descriptors_were_closed_attaches_anew)
-ON_DISK(threads_share_a_client)
-ON_DISK(a_claim_is_held_once)
-ON_DISK(two_jobs_recycle_and_read_nothing_wrong)
-ON_DISK(a_client_killed_anywhere_leaves_a_whole_file)
-ON_DISK(kills_at_random_leave_a_whole_file)
-ON_DISK(a_stopped_writer_overwrites_nothing)
-ON_DISK(an_opener_of_a_removed_file_begins_anew)
-ON_DISK(a_fork_that_outlives_its_parent_has_a_lock_of_its_own)
-ON_DISK(the_next_session_finds_all_and_verifies_nothing)
-ON_DISK(after_another_boot_each_entry_is_verified)
-ON_DISK(bytes_flipped_between_sessions_are_misses)
-ON_DISK(after_a_kill_each_entry_is_verified)
-ON_DISK(pages_of_any_age_lead_to_no_wrong_byte)
-ON_DISK(entries_that_no_session_uses_make_room)
-ON_DISK(file_systems_of_others_are_refused)
-ON_DISK(a_full_or_failing_disk_is_a_result)
-
 static const struct mn_test tests[] = {
-    MN_TEST("plain", stored_entries_are_found_on_disk),
-    MN_TEST("plain", a_full_cache_of_one_job_keeps_what_it_has_on_disk),
-    MN_TEST("plain", boxes_are_what_loops_copy_on_disk),
-    MN_TEST("plain", torn_records_are_misses_on_disk),
-    MN_TEST("plain", what_was_recycled_since_it_was_found_is_noticed_on_disk),
-    MN_TEST("plain", a_damaged_header_is_refused_on_disk),
-    MN_TEST("plain", a_kept_file_is_there_for_the_next_client_on_disk),
-    MN_TEST("plain", a_client_of_a_removed_file_goes_on_alone_on_disk),
-    MN_TEST("plain", a_client_whose_descriptors_were_closed_attaches_anew_on_disk),
-    MN_TEST("thread", threads_share_a_client_on_disk),
-    MN_TEST("thread", a_claim_is_held_once_on_disk),
-    MN_TEST("fork", two_jobs_recycle_and_read_nothing_wrong_on_disk),
-    MN_TEST("fork", a_client_killed_anywhere_leaves_a_whole_file_on_disk),
-    MN_TEST("fork", kills_at_random_leave_a_whole_file_on_disk),
-    MN_TEST("fork", a_stopped_writer_overwrites_nothing_on_disk),
-    MN_TEST("fork", an_opener_of_a_removed_file_begins_anew_on_disk),
-    MN_TEST("fork", a_fork_that_outlives_its_parent_has_a_lock_of_its_own_on_disk),
-    MN_TEST("plain", the_next_session_finds_all_and_verifies_nothing_on_disk),
-    MN_TEST("plain", after_another_boot_each_entry_is_verified_on_disk),
-    MN_TEST("plain", bytes_flipped_between_sessions_are_misses_on_disk),
-    MN_TEST("fork", after_a_kill_each_entry_is_verified_on_disk),
-    MN_TEST("plain", pages_of_any_age_lead_to_no_wrong_byte_on_disk),
-    MN_TEST("plain", entries_that_no_session_uses_make_room_on_disk),
-    MN_TEST("plain", file_systems_of_others_are_refused_on_disk),
-    MN_TEST("plain", a_full_or_failing_disk_is_a_result_on_disk),
-    MN_TEST("plain", stored_entries_are_found),
-    MN_TEST("plain", a_full_cache_of_one_job_keeps_what_it_has),
-    MN_TEST("plain", boxes_are_what_loops_copy),
+    MN_TEST_BOTH("plain", stored_entries_are_found, disk),
+    MN_TEST_BOTH("plain", a_full_cache_of_one_job_keeps_what_it_has, disk),
+    MN_TEST_BOTH("plain", boxes_are_what_loops_copy, disk),
+    MN_TEST_BOTH("plain", torn_records_are_misses, disk),
+    MN_TEST_BOTH("plain", what_was_recycled_since_it_was_found_is_noticed, disk),
+    MN_TEST_BOTH("plain", a_damaged_header_is_refused, disk),
+    MN_TEST_BOTH("plain", a_kept_file_is_there_for_the_next_client, disk),
+    MN_TEST_BOTH("plain", a_client_of_a_removed_file_goes_on_alone, disk),
+    MN_TEST_BOTH("plain", a_client_whose_descriptors_were_closed_attaches_anew, disk),
+    MN_TEST_BOTH("thread", threads_share_a_client, disk),
+    MN_TEST_BOTH("thread", a_claim_is_held_once, disk),
+    MN_TEST_BOTH("fork", two_jobs_recycle_and_read_nothing_wrong, disk),
+    MN_TEST_BOTH("fork", a_client_killed_anywhere_leaves_a_whole_file, disk),
+    MN_TEST_BOTH("fork", kills_at_random_leave_a_whole_file, disk),
+    MN_TEST_BOTH("fork", a_stopped_writer_overwrites_nothing, disk),
+    MN_TEST_BOTH("fork", an_opener_of_a_removed_file_begins_anew, disk),
+    MN_TEST_BOTH("fork", a_fork_that_outlives_its_parent_has_a_lock_of_its_own, disk),
+    MN_TEST_WITHIN("plain", the_next_session_finds_all_and_verifies_nothing, disk),
+    MN_TEST_WITHIN("plain", after_another_boot_each_entry_is_verified, disk),
+    MN_TEST_WITHIN("plain", bytes_flipped_between_sessions_are_misses, disk),
+    MN_TEST_WITHIN("fork", after_a_kill_each_entry_is_verified, disk),
+    MN_TEST_WITHIN("plain", pages_of_any_age_lead_to_no_wrong_byte, disk),
+    MN_TEST_WITHIN("plain", entries_that_no_session_uses_make_room, disk),
+    MN_TEST_WITHIN("plain", file_systems_of_others_are_refused, disk),
+    MN_TEST_WITHIN("plain", a_full_or_failing_disk_is_a_result, disk),
     MN_TEST("plain", flipped_bytes_are_misses_or_are_noticed),
-    MN_TEST("plain", torn_records_are_misses),
     MN_TEST_ADVISED("plain", segments_go_back_to_the_system_under_pressure),
     MN_TEST("plain", a_segment_grows_with_its_entries),
     MN_TEST("plain", a_timer_does_not_keep_a_file_from_its_pages),
     MN_TEST("plain", promised_memory_is_left_to_others),
-    MN_TEST("plain", what_was_recycled_since_it_was_found_is_noticed),
     MN_TEST("plain", what_is_not_ours_alone_is_refused),
     MN_TEST("plain", a_folder_that_is_not_in_memory_is_refused),
-    MN_TEST("plain", a_damaged_header_is_refused),
-    MN_TEST("plain", a_kept_file_is_there_for_the_next_client),
-    MN_TEST("plain", a_client_of_a_removed_file_goes_on_alone),
-    MN_TEST("plain", a_client_whose_descriptors_were_closed_attaches_anew),
-    MN_TEST("thread", threads_share_a_client),
-    MN_TEST("thread", a_claim_is_held_once),
-    MN_TEST("fork", two_jobs_recycle_and_read_nothing_wrong),
-    MN_TEST("fork", a_client_killed_anywhere_leaves_a_whole_file),
-    MN_TEST("fork", kills_at_random_leave_a_whole_file),
-    MN_TEST("fork", a_stopped_writer_overwrites_nothing),
     MN_TEST("fork", a_stopped_holder_of_the_log_is_waited_for_once),
-    MN_TEST("fork", an_opener_of_a_removed_file_begins_anew),
-    MN_TEST("fork", a_fork_that_outlives_its_parent_has_a_lock_of_its_own),
 };
 MN_TEST_MAIN(tests)

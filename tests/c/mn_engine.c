@@ -93,7 +93,6 @@ attach_refuses_another_layout(void)
     mn_engine_close(e);
 }
 
-/* A batch of any size is accepted when nothing else is planned. */
 /* A read of /proc takes long on a busy machine, and next() must not wait for it. */
 static struct mn_engine *locked;
 static uint32_t cpu_looks;
@@ -185,34 +184,6 @@ more_tasks_than_descriptors(void)
     mn_engine_close(e);
 }
 
-/* A hint may be a whole ring behind, and generations may wrap around to zero. */
-static void
-old_hints_and_old_generations(void)
-{
-    struct mn_engine *e = open_engine(1, 0, 0, true);
-    struct rig r = {.e = e, .scale = 50};
-    struct rig_worker w;
-    struct rig_block b;
-    attach(e, 0, &w, &r);
-    rig_form(&r, 1);
-    for (uint32_t i = 0; i < e->shm.ctl->ntasks; i++) {
-        e->tasks.gens[i] = UINT32_MAX - i % 7;
-    }
-    struct mn_queue *queue = mn_queue_at(&e->shm, MN_QUEUE_WORKER);
-    uint64_t turns = 2 * queue->mask + 10;
-    for (uint64_t i = 0; i < turns; i++) {
-        if (i % 1000 == 0) {
-            mn_a64_store_relaxed(&queue->hint, 0);
-        }
-        CHECK_EQ(rig_submit(&r, 1, MN_QUEUE_WORKER, &b), 0);
-        CHECK_EQ(run_all(&w), 1);
-        rig_check(&r, &b);
-        mn_engine_retire(e, b.off);
-    }
-    CHECK_EQ(mn_a64_load_relaxed(&queue->hint), turns);
-    mn_engine_close(e);
-}
-
 /* Between claim and start, a task must not appear to have the age of the task before it, or of the
  * idle time since. Else it would count as a straggler, or its worker as busy. */
 static void
@@ -300,69 +271,6 @@ abandoned_blocks_come_back(void)
     rig_abandon(e, c.off); /* done already */
     CHECK_EQ(used(e), 0);
     CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-    mn_engine_close(e);
-}
-
-/* A worker with an abandoned task dies: the task is not retried. */
-static void
-abandoned_tasks_die_with_their_worker(void)
-{
-    struct mn_engine *e = open_engine(2, 8 * MIB, 4, true);
-    struct rig r = {.e = e, .scale = 3000};
-    struct rig_worker w, v;
-    struct rig_block b;
-    uint32_t task;
-    attach(e, 0, &w, &r);
-    attach(e, 1, &v, &r);
-    rig_form(&r, 3);
-    CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
-    CHECK_EQ(mn_worker_try(&w.side, &task), MN_OK);
-    mn_engine_plan_clear(e);
-    CHECK_EQ(e->flight.n, 1);
-    mn_a32_store_seqcst(&w.side.me->state, MN_WORKER_EXITED);
-    CHECK(rig_step(e));
-    CHECK_EQ(e->flight.n, 0);
-    CHECK_EQ(mn_worker_try(&v.side, &task), MN_EMPTY);
-    CHECK_EQ(e->tasks.retries, 0);
-    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-    mn_engine_close(e);
-}
-
-/* A new epoch begins while workers still run tasks of the old one, again and again. */
-static void
-cleared_plans_leave_nothing(void)
-{
-    struct mn_engine *e = open_engine(2, 8 * MIB, 4, true);
-    struct rig r = {.e = e, .scale = 3000};
-    struct rig_worker w, v;
-    struct rig_block b;
-    uint32_t task = 0;
-    attach(e, 0, &w, &r);
-    attach(e, 1, &v, &r);
-    rig_form(&r, 3);
-    for (uint32_t epoch = 0; epoch < 2000; epoch++) {
-        r.number = 0;
-        for (uint32_t i = 0; i < 6; i++) {
-            CHECK_EQ(rig_plan(&r, 3 + i, &b), MN_OK);
-        }
-        while (mn_worker_try(&v.side, &task) != MN_OK) {
-            run_all(&w);
-            (void)rig_step(e);
-        }
-        mn_engine_plan_clear(e);
-        r.number = 0;
-        CHECK_EQ(rig_plan(&r, 7, &b), MN_OK);
-        take_now(&r, &w, &b);
-        CHECK_EQ(rig_run(&v, task), 0);
-        mn_engine_taken(e, b.sequence, b.off, false);
-        mn_engine_plan_clear(e);
-        while (rig_step(e)) {
-        }
-        CHECK_EQ(e->flight.n, 0);
-        CHECK_EQ(used(e), 0);
-    }
-    CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->arena.records), 0);
     mn_engine_close(e);
 }
 
@@ -585,33 +493,6 @@ take_refused(struct rig *r, const struct rig_block *b, enum mn_refusal_why why)
     struct mn_refusal refusal = mn_engine_refused(r->e, sequence);
     CHECK_EQ(refusal.why, why);
     mn_engine_taken(r->e, sequence, off, false);
-}
-
-static void
-refused_batches_are_errors_in_their_place(void)
-{
-    struct mn_engine *e = open_engine(1, 0, 4, true);
-    struct rig r = {.e = e, .scale = 20000};
-    struct rig_worker w;
-    struct rig_block b[5];
-    attach(e, 0, &w, &r);
-    rig_form(&r, 1);
-    uint64_t row = r.row_bytes[0][1] + r.row_bytes[0][2];
-    uint32_t rows[5] = {10, (uint32_t)(256 * MIB / row) + 1, 10, 4000000, 10};
-    for (uint32_t i = 0; i < 5; i++) {
-        CHECK_EQ(rig_plan(&r, rows[i], &b[i]), MN_OK);
-    }
-    for (uint32_t i = 0; i < 5; i += 2) {
-        take_now(&r, &w, &b[i]);
-        mn_engine_taken(e, b[i].sequence, b[i].off, false);
-        if (i < 4) {
-            take_refused(&r, &b[i + 1], i == 0 ? MN_REFUSED_ROWS : MN_REFUSED_RECORDS);
-        }
-    }
-    CHECK_EQ(used(e), 0);
-    CHECK_EQ(mn_extents_used(e->arena.records), 0);
-    CHECK_EQ(e->plan->refused, 0);
-    mn_engine_close(e);
 }
 
 /* The program retains what fills the arena, and waits for more. */
@@ -1240,22 +1121,11 @@ drive_static(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max)
 }
 
 static void
-static_small_rows(void)
+static_loads(void)
 {
     drive_static(4, 0, 200, 0);
-}
-
-static void
-static_large_rows_and_envelopes(void)
-{
     drive_static(3, 64 * MIB, 12000, MIB);
-}
-
-/* Leases are small here, and envelopes exceed lease and limit. */
-static void
-static_envelopes_over_the_limit(void)
-{
-    drive_static(4, 2 * MIB, 3000, 3 * MIB);
+    drive_static(4, 2 * MIB, 3000, 3 * MIB); /* envelopes exceed lease and limit */
 }
 
 /* Balanced scheduling: the plan decides what starts; epochs end early at random. */
@@ -1311,8 +1181,8 @@ change_split(struct crew *c, struct mn_shared_costs *shared)
 }
 
 static void
-drive_balanced_as(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, bool in_order,
-                  bool parts)
+drive_balanced(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, bool in_order,
+               bool parts)
 {
     static struct crew c;
     struct mn_shared_costs costs;
@@ -1341,33 +1211,14 @@ drive_balanced_as(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, 
 }
 
 static void
-drive_balanced(uint32_t n, uint64_t limit, uint64_t scale, uint64_t env_max, bool in_order)
+balanced_loads(void)
 {
-    drive_balanced_as(n, limit, scale, env_max, in_order, false);
-}
-
-static void
-balanced_parts(void)
-{
-    drive_balanced_as(4, 16 * MIB, 1000, 30000, true, true);
-}
-
-static void
-balanced_parts_out_of_order(void)
-{
-    drive_balanced_as(RIG_WORKERS, 64 * MIB, 1000, 3000, false, true);
-}
-
-static void
-balanced_small_rows(void)
-{
-    drive_balanced(4, 0, 200, 0, true);
-}
-
-static void
-balanced_out_of_order(void)
-{
-    drive_balanced(RIG_WORKERS, 16 * MIB, 1000, 100000, false);
+    drive_balanced(4, 0, 200, 0, true, false);
+    drive_balanced(4, 16 * MIB, 1000, 30000, true, true);
+    drive_balanced(RIG_WORKERS, 64 * MIB, 1000, 3000, false, true);
+    drive_balanced(RIG_WORKERS, 16 * MIB, 1000, 100000, false, false);
+    drive_balanced(3, 64 * MIB, 12000, MIB, true, false);
+    drive_balanced(4, 2 * MIB, 6000, 3 * MIB, true, false); /* over the limit */
 }
 
 /* Batches formed of ready rows: every row comes once and as it was written, for any timing of tasks
@@ -1462,18 +1313,6 @@ formed_of_what_is_ready(void)
     mn_shared_costs_fini(&costs);
 }
 
-static void
-balanced_large_rows_and_envelopes(void)
-{
-    drive_balanced(3, 64 * MIB, 12000, MIB, true);
-}
-
-static void
-balanced_over_the_limit(void)
-{
-    drive_balanced(4, 2 * MIB, 6000, 3 * MIB, true);
-}
-
 /* Batches are dropped from a thread of the program's choice. */
 struct dropper {
     struct crew *c;
@@ -1540,19 +1379,15 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", slow_samples_are_watched_without_the_mutex),
     MN_TEST("plain", the_last_worker_is_not_asked_to_leave),
     MN_TEST("plain", more_tasks_than_descriptors),
-    MN_TEST("plain", old_hints_and_old_generations),
     MN_TEST("plain", only_begun_tasks_have_an_age),
     MN_TEST("plain", batches_may_go_without_rows),
     MN_TEST("plain", abandoned_blocks_come_back),
-    MN_TEST("plain", abandoned_tasks_die_with_their_worker),
-    MN_TEST("plain", cleared_plans_leave_nothing),
     MN_TEST_ADVISED("plain", closing_gives_the_pages_back),
     MN_TEST_ADVISED("plain", what_a_load_does_not_need_goes_back),
     MN_TEST("plain", a_steady_load_keeps_its_pages),
     MN_TEST_ADVISED("plain", a_pause_gives_memory_back_later),
     MN_TEST("plain", warm_memory_counts_against_the_limit),
     MN_TEST("plain", head_over_the_limit_starts),
-    MN_TEST("plain", refused_batches_are_errors_in_their_place),
     MN_TEST("plain", kept_batches_leave_no_room_for_the_next),
     MN_TEST("plain", what_is_delivered_has_left_the_plan),
     MN_TEST("plain", mixed_batches_keep_what_is_left_of_others),
@@ -1563,16 +1398,9 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", room_is_given_past_the_limit_beside_stopped_workers),
     MN_TEST("plain", room_goes_by_the_order_over_epochs),
     MN_TEST("thread", waiting_for_room_takes_no_ring_of_idle_workers),
-    MN_TEST("thread", static_small_rows),
-    MN_TEST("thread", static_large_rows_and_envelopes),
-    MN_TEST("thread", static_envelopes_over_the_limit),
-    MN_TEST("thread", balanced_small_rows),
-    MN_TEST("thread", balanced_parts),
-    MN_TEST("thread", balanced_parts_out_of_order),
-    MN_TEST("thread", balanced_out_of_order),
+    MN_TEST("thread", static_loads),
+    MN_TEST("thread", balanced_loads),
     MN_TEST("thread", formed_of_what_is_ready),
-    MN_TEST("thread", balanced_large_rows_and_envelopes),
-    MN_TEST("thread", balanced_over_the_limit),
     MN_TEST("thread", ranges_come_back_from_another_thread),
 };
 

@@ -315,11 +315,6 @@ static void
 threads_converse(void)
 {
     converse(false, false);
-}
-
-static void
-threads_converse_released(void)
-{
     converse(false, true);
 }
 
@@ -327,11 +322,6 @@ static void
 processes_converse(void)
 {
     converse(true, false);
-}
-
-static void
-processes_converse_released(void)
-{
     converse(true, true);
 }
 
@@ -405,35 +395,37 @@ crowd_ring_in_thread(void *arg)
 }
 
 static void
-threads_ring_one_sleeper(void)
+ring_one_sleeper(bool forked)
 {
     struct crowd *c = mn_test_shared(sizeof(*c));
-    pthread_t t[NOTIFIERS];
+    pthread_t threads[NOTIFIERS];
+    pid_t pids[NOTIFIERS];
     c->stop_ns = mn_test_stop_ns();
     for (int i = 0; i < NOTIFIERS; i++) {
-        CHECK(pthread_create(&t[i], NULL, crowd_ring_in_thread, c) == 0);
+        if (forked) {
+            pids[i] = mn_test_fork(crowd_ring, c);
+        }
+        else {
+            CHECK(pthread_create(&threads[i], NULL, crowd_ring_in_thread, c) == 0);
+        }
     }
     crowd_sleep(c);
     for (int i = 0; i < NOTIFIERS; i++) {
-        CHECK(pthread_join(t[i], NULL) == 0);
+        CHECK_EQ(forked ? mn_test_reap(pids[i]) : pthread_join(threads[i], NULL), 0);
     }
     CHECK(munmap(c, sizeof(*c)) == 0);
 }
 
 static void
+threads_ring_one_sleeper(void)
+{
+    ring_one_sleeper(false);
+}
+
+static void
 processes_ring_one_sleeper(void)
 {
-    struct crowd *c = mn_test_shared(sizeof(*c));
-    pid_t pid[NOTIFIERS];
-    c->stop_ns = mn_test_stop_ns();
-    for (int i = 0; i < NOTIFIERS; i++) {
-        pid[i] = mn_test_fork(crowd_ring, c);
-    }
-    crowd_sleep(c);
-    for (int i = 0; i < NOTIFIERS; i++) {
-        CHECK_EQ(mn_test_reap(pid[i]), 0);
-    }
-    CHECK(munmap(c, sizeof(*c)) == 0);
+    ring_one_sleeper(true);
 }
 
 /* ---- data that a notification carries ---- */
@@ -568,11 +560,9 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", spinning_ends_with_its_time),
     MN_TEST("plain", rings_tell_whether_somebody_slept),
     MN_TEST("thread", threads_converse),
-    MN_TEST("thread", threads_converse_released),
     MN_TEST("thread", threads_ring_one_sleeper),
     MN_TEST("thread", a_ring_carries_what_came_before),
     MN_TEST("fork", processes_converse),
-    MN_TEST("fork", processes_converse_released),
     MN_TEST("fork", processes_ring_one_sleeper),
     MN_TEST("fork", a_sleeper_killed_leaks_nothing),
     MN_TEST("fork", a_kick_repairs_a_ringer_killed),

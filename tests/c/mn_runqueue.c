@@ -336,14 +336,9 @@ dead_claimers_own_by_name(const char *where, uint32_t owned)
 }
 
 static void
-killed_before_the_claim(void)
+killed_before_and_after_the_claim(void)
 {
     dead_claimers_own_by_name("runqueue.claim.before", 0);
-}
-
-static void
-killed_after_the_claim(void)
-{
     dead_claimers_own_by_name("runqueue.claim.after", 1);
 }
 
@@ -353,8 +348,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", full_lanes_refuse),
     MN_TEST("plain", late_hints_catch_up),
     MN_TEST("thread", everything_is_claimed_once),
-    MN_TEST("fork", killed_before_the_claim),
-    MN_TEST("fork", killed_after_the_claim),
+    MN_TEST("fork", killed_before_and_after_the_claim),
 };
 
 MN_TEST_MAIN(tests)

@@ -53,10 +53,14 @@ struct mn_test {
     const char *name;
     void (*fn)(void);
     bool advised; /* needs a system that follows madvise */
+    void (*within)(void (*fn)(void)); /* calls the case in other circumstances; NULL: as it is */
 };
 
-#define MN_TEST(kind, name) {kind, #name, name, false}
-#define MN_TEST_ADVISED(kind, name) {kind, #name, name, true}
+#define MN_TEST(kind, name) {kind, #name, name, false, NULL}
+#define MN_TEST_ADVISED(kind, name) {kind, #name, name, true, NULL}
+#define MN_TEST_WITHIN(kind, name, within) {kind, #name ", " #within, name, false, within}
+#define MN_TEST_BOTH(kind, name, within)                                                \
+    MN_TEST_WITHIN(kind, name, within), MN_TEST(kind, name)
 
 static MN_UNUSED double
 mn_test_env(const char *name, double otherwise)
@@ -209,7 +213,12 @@ mn_test_main(int argc, char **argv, const struct mn_test *tests, size_t n)
         else if (wanted) {
             printf("%s %s\n", tests[i].kind, tests[i].name);
             fflush(stdout);
-            tests[i].fn();
+            if (tests[i].within != NULL) {
+                tests[i].within(tests[i].fn);
+            }
+            else {
+                tests[i].fn();
+            }
             ran++;
         }
     }

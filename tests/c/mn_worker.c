@@ -249,172 +249,97 @@ report(const struct nursery *n, uint64_t taken, uint64_t lost)
     fflush(stdout);
 }
 
-/* least, most: how many tasks each death loses. */
+/* The points of a worker's code at which it is killed, at about one in `every` visits, and the
+ * fewest and most tasks that each death loses. */
+static const struct point {
+    const char *label, *after; /* only if this point was passed just before; NULL: always */
+    uint32_t every, least, most;
+    bool parts;
+    const char *held_up;
+} points[] = {
+    {"runqueue.claim.before", NULL, 30, 0, 0, false, NULL},
+    {"runqueue.claim.after", NULL, 30, 1, 1, false, NULL},
+    {"worker.done.before", NULL, 30, 1, 1, false, NULL},
+    /* Another worker is about to claim the same task: its claim fails, and it is not treated as
+     * damaged. */
+    {"worker.done.before", NULL, 30, 1, 1, false, "runqueue.claim.before"},
+    {"worker.done.after", NULL, 30, 0, 0, false, NULL},
+    /* Asleep, and perhaps with a task that waits for memory. */
+    {"event.prepared", NULL, 6, 0, 1, false, NULL},
+    /* After claiming a sleeper's event, the engine's and then the trainer's: no other notification
+     * will wake that sleeper. */
+    {"event.claimed", "runqueue.claim.after", 8, 1, 1, false, NULL},
+    {"event.claimed", "worker.done.after", 2, 0, 0, false, NULL},
+    {"worker.lease.want", NULL, 6, 1, 1, false, NULL},
+    {"worker.lease.granted", NULL, 6, 1, 1, false, NULL},
+    /* The last part of a batch is done, and no worker has claimed its collate task. */
+    {"worker.done.after", NULL, 30, 0, 0, true, NULL},
+    {"worker.collate.claimed", NULL, 4, 1, 1, true, NULL},
+};
+
 static void
-die_at_with(bool parts, const char *held_up, const char *label, const char *after,
-            uint32_t every, uint64_t least, uint64_t most)
+die_at_each_point(void)
 {
     static struct nursery n;
-    uint64_t taken = 0;
-    printf("  %s", label);
-    open_nursery(&n, 200, 3000, 60000);
-    n.rig.parts = parts;
-    n.orders.label = label;
-    n.orders.after = after;
-    n.orders.held_up = held_up;
-    n.orders.every = every;
-    start_nursery(&n);
-    uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
-    report(&n, taken, lost);
-    CHECK_EQ(lost, 0);
-    CHECK(n.deaths > 0);
-    CHECK(n.rig.e->tasks.retries <= n.deaths * most);
-    CHECK(n.rig.e->tasks.retries >= n.deaths * least);
-    close_nursery(&n);
-}
-
-static void
-die_at(const char *label, const char *after, uint32_t every, uint64_t least, uint64_t most)
-{
-    die_at_with(false, NULL, label, after, every, least, most);
-}
-
-static void
-die_before_claim(void)
-{
-    die_at("runqueue.claim.before", NULL, 30, 0, 0);
-}
-
-static void
-die_after_claim(void)
-{
-    die_at("runqueue.claim.after", NULL, 30, 1, 1);
-}
-
-static void
-die_before_done(void)
-{
-    die_at("worker.done.before", NULL, 30, 1, 1);
-}
-
-/* ... while another worker is about to claim the same task: its claim fails, and it is not treated
- * as damaged. */
-static void
-die_before_done_while_another_claims(void)
-{
-    die_at_with(false, "runqueue.claim.before", "worker.done.before", NULL, 30, 1, 1);
-}
-
-static void
-die_after_done(void)
-{
-    die_at("worker.done.after", NULL, 30, 0, 0);
-}
-
-/* Asleep, and perhaps with a task that waits for memory. */
-static void
-die_announced(void)
-{
-    die_at("event.prepared", NULL, 6, 0, 1);
-}
-
-/* Dies after claiming a sleeper's event: no other notification will wake that sleeper. */
-static void
-die_before_waking_engine(void)
-{
-    die_at("event.claimed", "runqueue.claim.after", 8, 1, 1);
-}
-
-static void
-die_before_waking_trainer(void)
-{
-    die_at("event.claimed", "worker.done.after", 2, 0, 0);
-}
-
-static void
-die_waiting_for_room(void)
-{
-    die_at("worker.lease.want", NULL, 6, 1, 1);
-}
-
-static void
-die_with_room(void)
-{
-    die_at("worker.lease.granted", NULL, 6, 1, 1);
-}
-
-/* The last part of a batch is done, and no worker has claimed its collate task. */
-static void
-die_before_collating(void)
-{
-    die_at_with(true, NULL, "worker.done.after", NULL, 30, 0, 0);
-}
-
-static void
-die_collating(void)
-{
-    die_at_with(true, NULL, "worker.collate.claimed", NULL, 4, 1, 1);
+    for (const struct point *p = points; p < points + sizeof(points) / sizeof(*points); p++) {
+        uint64_t taken = 0;
+        printf("  %s", p->label);
+        open_nursery(&n, 200, 3000, 60000);
+        n.rig.parts = p->parts;
+        n.orders.label = p->label;
+        n.orders.after = p->after;
+        n.orders.held_up = p->held_up;
+        n.orders.every = p->every;
+        start_nursery(&n);
+        uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
+        report(&n, taken, lost);
+        CHECK_EQ(lost, 0);
+        CHECK(n.deaths > 0);
+        CHECK(n.rig.e->tasks.retries <= n.deaths * p->most);
+        CHECK(n.rig.e->tasks.retries >= n.deaths * p->least);
+        close_nursery(&n);
+    }
 }
 
 /* Kills from outside, at no particular point. */
 static void
-die_anywhere_with(bool parts)
-{
-    static struct nursery n;
-    uint64_t taken = 0;
-    open_nursery(&n, 200, 12000, 200000);
-    n.rig.parts = parts;
-    n.orders.kills_a_second = 200;
-    start_nursery(&n);
-    uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
-    report(&n, taken, lost);
-    CHECK_EQ(lost, 0);
-    CHECK(n.deaths > 5);
-    close_nursery(&n);
-}
-
-static void
 die_anywhere(void)
 {
-    die_anywhere_with(false);
-}
-
-static void
-die_anywhere_in_parts(void)
-{
-    die_anywhere_with(true);
+    static struct nursery n;
+    for (int parts = 0; parts < 2; parts++) {
+        uint64_t taken = 0;
+        open_nursery(&n, 200, 12000, 200000);
+        n.rig.parts = parts;
+        n.orders.kills_a_second = 200;
+        start_nursery(&n);
+        uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
+        report(&n, taken, lost);
+        CHECK_EQ(lost, 0);
+        CHECK(n.deaths > 5);
+        close_nursery(&n);
+    }
 }
 
 /* Without retries a death costs its batch, and only that one. */
 static void
-lost_batches_are_told_with(bool parts)
-{
-    static struct nursery n;
-    uint64_t taken = 0;
-    open_nursery(&n, 0, 3000, 60000);
-    n.rig.parts = parts;
-    n.orders.label = "worker.done.before";
-    n.orders.every = 40;
-    start_nursery(&n);
-    uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
-    report(&n, taken, lost);
-    CHECK(lost > 0 && taken > 0);
-    CHECK(lost <= n.deaths); /* two tasks of one batch may be lost */
-    CHECK_EQ(n.rig.e->tasks.retries, 0);
-    CHECK(n.rig.e->flight.mean_envelope_bytes < 100 * MIB);
-    close_nursery(&n);
-}
-
-static void
 lost_batches_are_told(void)
 {
-    lost_batches_are_told_with(false);
-}
-
-static void
-lost_parts_are_told(void)
-{
-    lost_batches_are_told_with(true);
+    static struct nursery n;
+    for (int parts = 0; parts < 2; parts++) {
+        uint64_t taken = 0;
+        open_nursery(&n, 0, 3000, 60000);
+        n.rig.parts = parts;
+        n.orders.label = "worker.done.before";
+        n.orders.every = 40;
+        start_nursery(&n);
+        uint64_t lost = deliver(&n, mn_test_stop_ns(), &taken);
+        report(&n, taken, lost);
+        CHECK(lost > 0 && taken > 0);
+        CHECK(lost <= n.deaths); /* two tasks of one batch may be lost */
+        CHECK_EQ(n.rig.e->tasks.retries, 0);
+        CHECK(n.rig.e->flight.mean_envelope_bytes < 100 * MIB);
+        close_nursery(&n);
+    }
 }
 
 /* A task that never succeeds is given up after its retries, and the others go on. */
@@ -481,16 +406,10 @@ waiting_for_room_ends_with_the_trainer(void)
 
 static const struct mn_test tests[] = {
     MN_TEST("fork", waiting_for_room_ends_with_the_trainer),
-    MN_TEST("fork", die_before_claim),   MN_TEST("fork", die_after_claim),
-    MN_TEST("fork", die_before_done),    MN_TEST("fork", die_before_done_while_another_claims),
-    MN_TEST("fork", die_after_done),
-    MN_TEST("fork", die_announced),      MN_TEST("fork", die_before_waking_engine),
-    MN_TEST("fork", die_before_waking_trainer),
-    MN_TEST("fork", die_waiting_for_room), MN_TEST("fork", die_with_room),
-    MN_TEST("fork", die_anywhere),       MN_TEST("fork", lost_batches_are_told),
-    MN_TEST("fork", poison_is_given_up), MN_TEST("fork", die_before_collating),
-    MN_TEST("fork", die_collating),      MN_TEST("fork", die_anywhere_in_parts),
-    MN_TEST("fork", lost_parts_are_told),
+    MN_TEST("fork", die_at_each_point),
+    MN_TEST("fork", die_anywhere),
+    MN_TEST("fork", lost_batches_are_told),
+    MN_TEST("fork", poison_is_given_up),
 };
 
 MN_TEST_MAIN(tests)
