@@ -43,6 +43,14 @@ FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-p
          f"-I{CSRC.parent / 'minato/include'}"]  # fmt: skip
 
 
+#: of headers, and of the shapes in them
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': ("
+WORDS = ["{", "}", "'descr'", "'<f4'", "'|u1'", "'fortran_order'", "False", "True", "'shape'", ":", '"', "\\", "[",
+         "'descr': '<f4', ", "'fortran_order': False, ", "'shape': (1, 2, 3, 4), ", HEADER]  # fmt: skip
+SHAPE = ["1", "2", "07", "99999999999999999999", "9223372036854775807", "4294967296", "L", "-1", ",", ",", ", ", " ",
+         "(", ")", "'", "\n", "), }"]  # fmt: skip
+
+
 def npy() -> list[bytes]:
     found = []
     for array in (np.zeros((1, 2, 3, 4), np.float32), np.ones((2, 1, 1, 1), np.uint8),
@@ -51,6 +59,12 @@ def npy() -> list[bytes]:
             file = io.BytesIO()
             np.lib.format.write_array(file, array, version)
             found.append(struct.pack("<Q", len(file.getvalue())) + file.getvalue())
+    rng = random.Random(SEED)
+    for number in range(400):
+        begin, words, end = (HEADER, SHAPE, "), }") if number % 2 else ("", WORDS + SHAPE, "")
+        text = (begin + "".join(rng.choices(words, k=rng.randrange(14))) + end).encode()
+        head = b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text
+        found.append(struct.pack("<Q", len(head) + 96) + head)  # 24 voxels of four bytes
     return found
 
 
@@ -122,7 +136,7 @@ def seeds(folder: Path, name: str) -> list[str]:
     kept = folder / "seeds"
     kept.mkdir()
     for number, content in enumerate(TARGETS[name][0]()):
-        (kept / f"{number:02}").write_bytes(content)
+        (kept / f"{number:03}").write_bytes(content)
     return sorted(map(str, kept.iterdir()))
 
 

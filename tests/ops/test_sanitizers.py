@@ -66,7 +66,7 @@ def thread(tmp_path_factory):
     return build(tmp_path_factory.mktemp("tsan"), "-fsanitize=thread")
 
 
-@pytest.mark.parametrize("mode", ["header", "random", "kernels", "threads", "mapped"])
+@pytest.mark.parametrize("mode", ["random", "kernels", "threads", "mapped"])
 def test_fuzz_asan(address, mode, tmp_path):
     drive(address, mode, tmp_path)
 
@@ -86,4 +86,3 @@ def test_another_processor_makes_the_same_bytes(address, tmp_path):
     assert told.split()[0] == drive(address, "kernels", tmp_path).split()[0]
     assert told.split(" of ")[1].startswith("2 sets, the best neon")
     drive(program, "random", tmp_path, emulator)
-    drive(program, "header", tmp_path, emulator)

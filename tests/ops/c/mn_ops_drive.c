@@ -1,7 +1,6 @@
 /* Drives csrc/ops without Python, for sanitizers: mn_ops_drive MODE SEED SECONDS FOLDER
  * SPDX-License-Identifier: Apache-2.0
  *
- * header   mutated .npy headers through the parser, in buffers of exactly their length
  * random   random pipelines over random volumes, from strided memory and from files
  * threads  four threads on one pipeline and its files, compared with one thread's bytes
  * kernels  every instruction set's inner loops, compared with the plain ones bit by bit; prints
@@ -46,72 +45,6 @@ seconds(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-/* -- header ------------------------------------------------------------------------------ */
-
-static const char *const words[] = {
-    "{", "}", "'descr'", "'<f4'", "'|u1'", "'fortran_order'", "False", "True", "'shape'",
-    "(", ")", "1", ",", ":", "99999999999999999999", "9223372036854775807", "L", "\"", "'",
-    "\\", " ", "\n", "[", "(1, 2, 3, 4)", "-1", "'descr': '<f4', ",
-    "'fortran_order': False, ", "'shape': (1, 2, 3, 4), "};
-
-static size_t
-make_header(unsigned char *to, size_t room)
-{
-    char text[400] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2, 3, 4), }";
-    if (below(2) == 0) {
-        text[0] = '\0';
-        for (uint64_t n = below(14); n > 0; n--) {
-            strcat(text, words[below(sizeof(words) / sizeof(words[0]))]);
-        }
-    }
-    size_t length = strlen(text);
-    for (uint64_t n = below(4); n > 0 && length > 0; n--) {
-        text[below(length)] = (char)below(256);
-    }
-    size_t dict = below(20) == 0 ? below(70000) : length;
-    unsigned char version = (unsigned char)(below(20) == 0 ? below(6) : 1 + below(3));
-    memcpy(to, "\x93NUMPY", 6);
-    to[6] = version;
-    to[7] = 0;
-    to[8] = (unsigned char)dict;
-    to[9] = (unsigned char)(dict >> 8);
-    size_t start = 10;
-    if (version > 1) {
-        to[10] = (unsigned char)(dict >> 16);
-        to[11] = 0;
-        start = 12;
-    }
-    CHECK(start + length < room);
-    memcpy(to + start, text, length);
-    return below(10) == 0 ? below(start + length + 1) : start + length;
-}
-
-static void
-drive_headers(double end)
-{
-    unsigned char whole[1000];
-    long tried = 0, accepted = 0;
-    while (seconds() < end) {
-        size_t length = make_header(whole, sizeof(whole));
-        unsigned char *exact = malloc(length + (length == 0));
-        memcpy(exact, whole, length);
-        uint64_t file_size = below(3) == 0 ? length + below(200) : length + 96;
-        struct mn_npy npy = {0};
-        char chars[200];
-        struct mn_text text = {chars, sizeof(chars)};
-        uint64_t need = 0;
-        int rc = mn_npy_parse(&npy, exact, length, file_size, "file", &need, &text);
-        CHECK(rc <= 1);
-        CHECK(rc != 1 || need > length);
-        CHECK(rc < 0 || rc == 1 || npy.data_off + npy.data_bytes == file_size);
-        accepted += rc == 0;
-        tried++;
-        free(exact);
-    }
-    CHECK(accepted > 0);
-    printf("%ld headers, %ld accepted\n", tried, accepted);
 }
 
 /* -- random ------------------------------------------------------------------------------ */
@@ -663,10 +596,7 @@ main(int argc, char **argv)
     CHECK(argc == 5);
     seed = strtoull(argv[2], NULL, 10);
     double end = seconds() + strtod(argv[3], NULL);
-    if (strcmp(argv[1], "header") == 0) {
-        drive_headers(end);
-    }
-    else if (strcmp(argv[1], "random") == 0) {
+    if (strcmp(argv[1], "random") == 0) {
         drive_random(end);
     }
     else if (strcmp(argv[1], "kernels") == 0) {
