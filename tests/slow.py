@@ -284,7 +284,6 @@ SLOW: dict[str, str] = {
         "collate_fn in processes, rows in threads.",
     "tests/contract/test_differential.py::test_random_sequences_of_calls_match_torch[minato-static]":
         "test_random_loaders_match_torch[minato-static].",
-    "tests/observe/test_top.py::test_live_in_a_terminal[process]": "other ends.",
     "tests/ops/test_mapped.py::test_faults_of_others_end_the_program_as_before[faulthandler after]":
         "the file that is read again.",
     "tests/ops/test_mapped.py::test_faults_of_others_end_the_program_as_before[ignored before]":
@@ -373,7 +372,7 @@ SLOW: dict[str, str] = {
     "tests/seeding/test_seeding.py::test_equal_keys_draw_equally_in_every_process[spawn]":
         "the same under fork.",
     "tests/seeding/test_seeding.py::test_workers_inherit_probes[spawn]": "the same under fork.",
-    "tests/observe/test_top.py::test_live_in_a_terminal[ctrl-c]": "the same with q.",
+    "tests/observe/test_top.py::test_key_ends_top_in_a_terminal[ctrl-c]": "the same with q.",
     "tests/analyze/test_environments.py::test_threads_that_share_a_lock_are_named":
         "tests/analyze/test_limits.py.",
     "tests/analyze/test_environments.py::test_ceiling_of_a_queued_step_is_found":

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from attack.support import wait_for
 
 from minato._core import TASK_RUNNING, peek
 from minato.commands import top as _top
 from minato.iterators import stats
 
 ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+TOP = [sys.executable, "-m", "minato", "top"]
 DEADLINE_S = 60
 
 #: a trainer whose samples block until told otherwise; it answers to lines of its input
@@ -65,14 +65,10 @@ for line in sys.stdin:
 
 class Trainer:
     def __init__(self, options: str = "{}") -> None:
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", TRAINER, options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        )  # fmt: skip
         self.pid = self.process.pid
         self.hears("up")
 
@@ -111,13 +107,8 @@ def until(pid: int, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
 
 
 def top(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-m", "minato", "top", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
+        [*TOP, *map(str, arguments)], env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE_S
     )
 
 
@@ -189,16 +180,6 @@ def test_snapshot_works_with_pid_of_worker(stuck: int) -> None:
     assert again["trainer_pid"] == stuck
 
 
-def test_the_process_does_not_notice() -> None:
-    with trainer() as made:
-        made.tell("begin")
-        made.tell("wait", "waiting")
-        for _ in range(50):
-            _top.snapshots(made.pid)
-        made.process.send_signal(signal.SIGUSR1)
-        made.hears("done")
-
-
 # ---- what cannot be read ---------------------------------------------------------------
 
 
@@ -209,13 +190,24 @@ def test_no_such_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"there is no process {dead.pid}" in capsys.readouterr().err
 
 
-def test_process_without_loader(capsys: pytest.CaptureFixture[str]) -> None:
+def test_process_that_has_a_loader_for_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not notice that it is looked at, also while it waits for a batch."""
+
+    def looked_at(status: int) -> None:
+        assert _top.run([str(made.pid), "--once"]) == status
+        assert ("has no minato loader" in capsys.readouterr().err) == bool(status)
+
     with trainer() as made:
-        for told, status in (("", 1), ("begin", 0), ("end", 1)):
-            if told:
-                made.tell(told)
-            assert _top.run([str(made.pid), "--once"]) == status
-            assert ("has no minato loader" in capsys.readouterr().err) == bool(status)
+        looked_at(1)
+        made.tell("begin")
+        looked_at(0)
+        made.tell("wait", "waiting")
+        for _ in range(50):
+            _top.snapshots(made.pid)
+        made.process.send_signal(signal.SIGUSR1)
+        made.hears("done")
+        made.tell("end")
+        looked_at(1)
 
 
 def test_no_permission(stuck: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,38 +419,23 @@ def test_small_terminal_shows_first_lines() -> None:
 # ---- live, in a terminal ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["q", "ctrl-c", "process"])
-def test_live_in_a_terminal(end: str) -> None:
-    with trainer() as made:
-        made.tell("begin")
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        master, slave = pty.openpty()
-        shown = subprocess.Popen(
-            [sys.executable, "-m", "minato", "top", str(made.pid), "--interval", "0.05"],
-            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=_controlling, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-        os.close(slave)
-        try:
-            text = _read_until(master, lambda t: t.count(b"\x1b[H\x1b[2J") >= 3)
-            assert b"DataLoader of Data" in text and b"q ends" in text
-            if end == "q":
-                until(made.pid, lambda seen: bool(_top._slow(seen)))
-                os.write(master, b"s")
-                text = _read_until(master, lambda t: b"in __getitem__" in t)
-                assert b"sample 13 is here, latest call first:" in text and b"in __getitem__" in text
-            if end == "process":
-                made.process.kill()
-            else:
-                os.write(master, b"q" if end == "q" else b"\x03")
-            rest = _read_until(master, lambda _: shown.poll() is not None)
-            assert shown.wait(DEADLINE_S) == (1 if end == "process" else 0)
-            assert b"Traceback" not in rest
-            assert end != "process" or b"there is no process" in rest or b"gone" in rest
-        finally:
-            shown.kill()
-            shown.wait()
-            os.close(master)
+@contextlib.contextmanager
+def in_a_terminal(pid: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`minato top` for the process, when it has drawn its page three times; and the terminal."""
+    master, slave = pty.openpty()
+    shown = subprocess.Popen(
+        [*TOP, str(pid), "--interval", "0.05"], stdin=slave, stdout=slave, stderr=slave,
+        start_new_session=True, preexec_fn=_controlling, env=ENVIRONMENT,
+    )  # fmt: skip
+    os.close(slave)
+    try:
+        text = _read_until(master, lambda t: t.count(b"\x1b[H\x1b[2J") >= 3)
+        assert b"DataLoader of Data" in text and b"q ends" in text
+        yield shown, master
+    finally:
+        shown.kill()
+        shown.wait()
+        os.close(master)
 
 
 def _controlling() -> None:
@@ -480,23 +457,39 @@ def _read_until(fd: int, true: Callable[[bytes], bool]) -> bytes:
     return text
 
 
-def test_no_terminal_prints_plain_text() -> None:
+@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "ctrl-c"])
+def test_key_ends_top_in_a_terminal(key: str, stuck: int) -> None:
+    with in_a_terminal(stuck) as (shown, terminal):
+        if key == "q":
+            until(stuck, lambda seen: bool(_top._slow(seen)))
+            os.write(terminal, b"s")
+            text = _read_until(terminal, lambda t: b"in __getitem__" in t)
+            assert b"sample 13 is here, latest call first:" in text and b"in __getitem__" in text
+        os.write(terminal, key.encode())
+        rest = _read_until(terminal, lambda _: shown.poll() is not None)
+        assert shown.wait(DEADLINE_S) == 0 and b"Traceback" not in rest
+
+
+def test_top_ends_with_its_process() -> None:
+    """In a terminal, and where there is none, which gets plain text."""
     with trainer() as made:
         made.tell("begin")
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        shown = subprocess.Popen(
-            [sys.executable, "-m", "minato", "top", str(made.pid), "--interval", "0.05"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+        plain = subprocess.Popen(
+            [*TOP, str(made.pid), "--interval", "0.05"], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
         )  # fmt: skip
-        assert shown.stdout is not None
-        text = _read_until(shown.stdout.fileno(), lambda t: t.count(b"DataLoader of Data") >= 3)
-        made.process.kill()
-        made.process.wait()
-        _out, errors = shown.communicate(timeout=DEADLINE_S)
+        assert plain.stdout is not None
+        text = _read_until(plain.stdout.fileno(), lambda t: t.count(b"DataLoader of Data") >= 3)
         assert b"\x1b" not in text and text.count(b"DataLoader of Data") >= 3
-        assert shown.returncode == 1
-        assert b"there is no process" in errors or b"is gone" in errors
+        with in_a_terminal(made.pid) as (shown, terminal):
+            made.process.kill()
+            made.process.wait()
+            rest = _read_until(terminal, lambda _: shown.poll() is not None)
+            assert shown.wait(DEADLINE_S) == 1 and b"Traceback" not in rest
+        _out, errors = plain.communicate(timeout=DEADLINE_S)
+        assert plain.returncode == 1
+        for said in (rest, errors):
+            assert b"there is no process" in said or b"gone" in said
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "1e12"])
