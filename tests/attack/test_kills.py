@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -32,7 +33,6 @@ from .support import (
     Stopper,
     alive,
     copied,
-    descendants,
     epochs,
     kill,
     kill_zygote,
@@ -358,61 +358,66 @@ def test_a_persistent_loader_makes_another_zygote(options, monkeypatch):
         assert sorted(got) == list(range(64))
 
 
-@pytest.mark.parametrize(
-    "dataset, method",
-    [
-        ("Slow(64, 0.05)", "fork"),
-        ("Slow(64, 30.0)", "fork"),
-        ("Noisy(10000)", "fork"),
-        ("Slow(64, 30.0)", "spawn"),
-        ("StartsThread(64)", "spawn"),
-    ],
-)
-def test_killed_trainer_ends_all_processes(dataset, method):
-    script = (
-        "import sys, minato\nfrom attack.datasets import *\n"
-        "if __name__ == '__main__':\n"
-        f"    it = iter(minato.DataLoader({dataset}, batch_size=4, num_workers=2,\n"
-        f"        multiprocessing_context={method!r}))\n"
-        "    pids = [w.pid for w in it._workers]\n"
-        "    print('ready', flush=True)\n"
-        "    for batch in it: pass\n"
-    )
-    process = start_script(script)
+@contextlib.contextmanager
+def program_of(script, *arguments):
+    """A program that prints the ids of its processes, and the ids. None of them is left at the end."""
+    process = start_script(script, *arguments, stdin=subprocess.PIPE)
+    family = [int(pid) for pid in process.stdout.readline().split()]
     try:
-        assert process.stdout.readline() == "ready\n"
-        family = [p.pid for p in descendants(process.pid)]
-        assert len(family) >= 3
-        kill(process.pid)
-        wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
-    finally:
-        kill(process.pid)
-        process.communicate()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_killed_trainer_with_stopped_zygote(method):
-    """Workers see for themselves that the trainer is gone, and continue the zygote."""
-    script = (
-        "import minato\nfrom attack.datasets import *\n"
-        "if __name__ == '__main__':\n"
-        "    it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True,\n"
-        f"        multiprocessing_context={method!r}))\n"
-        "    list(it)\n"
-        "    print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
-        "    input()\n"
-    )
-    process = start_script(script, stdin=subprocess.PIPE)
-    try:
-        family = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(family) == 3
-        kill(family[0], signal.SIGSTOP)
-        kill(process.pid)
+        yield process, family
         wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
     finally:
         for pid in (process.pid, *family):
             kill(pid)
         process.communicate()
+
+
+@pytest.mark.parametrize("dataset, method", [
+    ("Slow(64, 0.05)", "fork"), ("Slow(64, 30.0)", "fork"), ("Noisy(10000)", "fork"),
+    ("Slow(64, 30.0)", "spawn"), ("StartsThread(64)", "spawn"),
+])  # fmt: skip
+def test_killed_trainer_ends_all_processes(dataset, method):
+    script = (
+        "import minato\nfrom attack.datasets import *\nfrom attack.support import descendants\n"
+        "if __name__ == '__main__':\n"
+        f"    it = iter(minato.DataLoader({dataset}, batch_size=4, num_workers=2,\n"
+        f"        multiprocessing_context={method!r}))\n"
+        "    pids = [w.pid for w in it._workers]\n"
+        "    print(*(p.pid for p in descendants()), flush=True)\n"
+        "    for batch in it: pass\n"
+    )
+    with program_of(script) as (process, family):
+        assert len(family) >= 3
+        kill(process.pid)
+
+
+#: goes on when it has input
+IDLE = """
+import sys, minato
+from attack.datasets import *
+if __name__ == "__main__":
+    it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True,
+                                multiprocessing_context=sys.argv[1]))
+    list(it)
+    print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)
+    input()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_killed_trainer_with_stopped_zygote(method):
+    """Workers see for themselves that the trainer is gone, and continue the zygote."""
+    with program_of(IDLE, method) as (process, family):
+        assert len(family) == 3
+        kill(family[0], signal.SIGSTOP)
+        kill(process.pid)
+
+
+def test_program_exits_with_stopped_zygote():
+    with program_of(IDLE, "fork") as (process, family):
+        kill(family[0], signal.SIGSTOP)
+        process.communicate("go on", timeout=3 * PATIENCE)
+        assert process.returncode == 0
 
 
 def test_killed_trainer_beside_a_hung_zygote_leaves_none():
@@ -430,23 +435,16 @@ def test_killed_trainer_beside_a_hung_zygote_leaves_none():
         "print(it._pool.zygote.pid, flush=True)\n"
         "input()\n"
     )
-    process = start_script(script, stdin=subprocess.PIPE)
-    family = [int(pid) for pid in process.stdout.readline().split()]
-    try:
+    with program_of(script) as (process, _):
         kill(process.pid)
-        wait_for(lambda: not any(map(alive, family)), "the zygote to end")
-    finally:
-        for pid in (process.pid, *family):
-            kill(pid)
-        process.communicate()
 
 
-def test_exit_during_worker_start_leaves_no_process(tmp_path):
+def test_exit_during_worker_start_leaves_no_process():
     """multiprocessing asks the zygote to end then, here while it is in a fork whose worker has
     begun already."""
     script = (
         "import os, signal, sys, time\nimport minato\n"
-        "(begun, begins), (asked, asks) = os.pipe(), os.pipe()\n"
+        "(begun, begins), (asked, asks), (born, bears) = os.pipe(), os.pipe(), os.pipe()\n"
         "class Begins:\n"
         "    def __len__(self):\n        return 4\n"
         "    def __getitem__(self, index):\n"
@@ -458,46 +456,17 @@ def test_exit_during_worker_start_leaves_no_process(tmp_path):
         "        os.write(asks, b'.')\n"
         "        while signal.SIGTERM not in signal.sigpending():\n"
         "            time.sleep(0.001)\n"
-        "def note():\n"
-        "    with open(sys.argv[1], 'a') as file:\n        print(os.getpid(), file=file)\n"
-        "os.register_at_fork(after_in_parent=end, after_in_child=note)\n"
+        "os.register_at_fork(after_in_parent=end, after_in_child=lambda: os.write(bears, b'%d ' % os.getpid()))\n"
         "it = iter(minato.DataLoader(Begins(), num_workers=3))\n"
         "os.read(asked, 1)\n"
         "it._pool.zygote.terminate()\n"
         "it._pool.zygote.join()\n"
+        "print(os.read(born, 999).decode(), flush=True)\n"
         "os._exit(0)\n"
     )
-    process = start_script(script, str(tmp_path / "family"))
-    process.wait(3 * PATIENCE)
-    family = [int(pid) for pid in (tmp_path / "family").read_text().split()]
-    try:
+    with program_of(script) as (process, family):
+        process.wait(3 * PATIENCE)
         assert len(family) == 2  # the zygote and its first worker
-        wait_for(lambda: not any(map(alive, family)), "the worker to end")
-    finally:
-        for pid in family:
-            kill(pid)
-        process.communicate()
-
-
-def test_program_exits_with_stopped_zygote():
-    script = (
-        "import minato\nfrom attack.datasets import *\n"
-        "it = iter(minato.DataLoader(Slow(4, 0.0), num_workers=2, persistent_workers=True))\n"
-        "list(it)\n"
-        "print(it._pool.zygote.pid, *(w.pid for w in it._workers), flush=True)\n"
-        "input()\n"
-    )
-    process = start_script(script, stdin=subprocess.PIPE)
-    family = [int(pid) for pid in process.stdout.readline().split()]
-    try:
-        kill(family[0], signal.SIGSTOP)
-        process.communicate("go on", timeout=3 * PATIENCE)
-        assert process.returncode == 0
-        wait_for(lambda: not any(map(alive, family)), "workers and zygote to end")
-    finally:
-        for pid in (process.pid, *family):
-            kill(pid)
-        process.communicate()
 
 
 def test_killed_zygote_with_default_sigpipe_is_an_error():

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -72,20 +71,6 @@ def test_batches_of_very_different_sizes():
     )  # fmt: skip
     for _ in range(3):
         assert [b[1].tolist() for b in loader] == batches
-
-
-def test_one_batch_kept_while_thousands_pass(seed):
-    loader = make(Images(4000, (40, 512)), memory_limit="16MiB")
-    iterator = iter(loader)
-    kept = [next(iterator) for _ in range(3)]
-    arrays = [batch[0].numpy() for batch in kept]
-    for number, batch in enumerate(iterator):
-        assert int(batch[1][0]) == 12 + 4 * number
-        if number % 50 == 0:
-            assert right(batch)
-    assert all(map(right, kept))
-    for number, array in enumerate(arrays):
-        assert (array == np.arange(4 * number, 4 * number + 4)[:, None, None]).all()
 
 
 def test_a_batch_outlives_everything():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import queue
 import random
 import resource
 import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -22,7 +22,6 @@ import torch.utils.data
 import minato
 import minato.iterators.next_epoch
 import minato.iterators.planner
-import minato.iterators.receiver
 import minato.iterators.receiver
 from minato.iterators.supervisor import Supervisor
 from minato.workers import grace
@@ -189,38 +188,6 @@ def test_exiting_forked_child_leaves_the_loader_alone(forget):
     assert done.stderr == ""
 
 
-def test_a_multiprocessing_child_leaves_the_workers_alone():
-    iterator = iter(make(Images(40, (256, 256)), num_workers=2))
-    held = [next(iterator)]
-    process = multiprocessing.Process(target=len, args=(held,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    assert torch.cat([b[1] for b in held + list(iterator)]).tolist() == list(range(40))
-
-
-def test_child_can_read_batch_dropped_by_parent():
-    """Forked copies count among the users of an extent."""
-    iterator = iter(make(Images(120, (256, 256)), num_workers=2))
-    held = next(iterator)
-    ask, go = multiprocessing.Pipe()
-
-    def child() -> int:
-        go.recv()
-        images = held[0].numpy()  # torch's thread pool did not survive the fork
-        return int(any((images[i] != i).any() for i in range(4)))
-
-    pid = os.fork()
-    if pid == 0:
-        os._exit(child())
-    del held
-    for _ in iterator:
-        pass
-    ask.send(None)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code == 0, "the child's batch was overwritten"
-
-
 @pytest.mark.parametrize("options", [
     {}, {"persistent_workers": True}, {"persistent_workers": True, "scheduling": "static"},
 ], ids=str)  # fmt: skip
@@ -300,54 +267,15 @@ def test_a_fork_while_another_thread_is_in_next(options):
 # ---- threads ------------------------------------------------------------------------------
 
 
-def in_threads(*functions):
-    results: queue.Queue = queue.Queue()
-
-    def run(number, function):
-        try:
-            results.put((number, function()))
-        except BaseException as error:
-            results.put((number, error))
-
-    threads = [threading.Thread(target=run, args=item) for item in enumerate(functions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = dict(results.get() for _ in functions)
-    return [found[n] for n in range(len(functions))]
-
-
 def test_loaders_in_threads():
     loaders = [make(Images(40, (64, 300)), persistent_workers=n % 2 == 0) for n in range(3)]
 
     def consume(loader):
         return [torch.cat([b[1] for b in loader]).tolist() for _ in range(3)]
 
-    for result in in_threads(*[lambda loader=loader: consume(loader) for loader in loaders]):
-        assert result == [list(range(40))] * 3
-
-
-def test_batches_may_be_dropped_in_another_thread():
-    given: queue.Queue = queue.Queue(3)
-    iterator = iter(make(Images(200, (64, 300))))
-
-    def drop():
-        n = 0
-        while (batch := given.get()) is not None:
-            images, index = batch
-            assert torch.equal(images[:, 5, 5], index.float())
-            n += 1
-            del batch, images, index
-        return n
-
-    def feed():
-        for batch in iterator:
-            given.put(batch)
-        given.put(None)
-
-    assert in_threads(feed, drop)[1] == 50
-    wait_for(lambda: iterator._shutdown or iterator._engine.memory()["kept"] == 0)
+    with ThreadPoolExecutor(3) as pool:
+        for result in pool.map(consume, loaders):
+            assert result == [list(range(40))] * 3
 
 
 @pytest.mark.parametrize("end", ["it._shutdown_workers()", "it._engine.close()"])

@@ -59,13 +59,6 @@ def test_a_replaced_file_is_read_again(tmp_path: Path) -> None:
     assert reader.count() == 2
 
 
-def test_a_file_written_in_place_is_read_again(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    assert reader.read(reader.file) == "first"
-    reader.file.write_text("other")
-    assert reader.read(reader.file) == "other"
-
-
 def test_a_clock_set_back_hides_no_change(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     assert reader.read(reader.file) == "first"

@@ -268,28 +268,12 @@ def test_top_shows_the_caches_of_a_process(calls: Calls) -> None:
 # ---- what a sample depends on --------------------------------------------------------------
 
 
-def test_datasets_of_other_attributes_share_nothing(calls: Calls) -> None:
-    cache = new_cache()
-    for scale in (2, 3):
-        options: dict[str, Any] = {"batch_size": 5}
-        plain = epochs(minato.DataLoader(Parts(calls, scale), **options))
-        assert same(epochs(minato.DataLoader(Parts(calls, scale), cache=cache, **options)), plain)
-
-
 def test_equal_datasets_of_two_loaders_share_samples(calls: Calls) -> None:
     cache = new_cache()
     for workers in (0, 2):
         loader = minato.DataLoader(Parts(calls), 5, num_workers=workers, cache=cache, cache_format="decoded")
         list(loader)
     assert count(calls, "decode") == SAMPLES
-
-
-def test_an_attribute_changed_between_epochs_counts(calls: Calls) -> None:
-    dataset = Parts(calls)
-    loader = minato.DataLoader(dataset, 5, num_workers=2, cache=new_cache(), cache_format="decoded")
-    list(loader)
-    dataset.scale = 3
-    assert same(epochs(loader, 1), epochs(minato.DataLoader(Parts(calls, 3), 5, num_workers=2), 1))
 
 
 class Odd(Parts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import subprocess
@@ -274,30 +273,6 @@ def test_stats_after_workers_ended_hold_no_memory(options: dict[str, Any]) -> No
         if loader.num_workers:
             memory = stats["memory"]
             assert memory["limit"] > 0 and memory["used"] == memory["kept"] == memory["in_flight"] == 0
-
-
-class DiesOnce(Plain):
-    def __init__(self, once: Any) -> None:
-        super().__init__()
-        self.once = once
-
-    def __getitem__(self, index: int) -> int:
-        if index == 9:
-            with self.once.get_lock():
-                self.once.value += 1
-                die = self.once.value == 1
-            if die:
-                os.kill(os.getpid(), 9)
-        return index
-
-
-def test_death_is_reported() -> None:
-    once = torch.multiprocessing.get_context("fork").Value("i", 0)
-    loader = minato.DataLoader(DiesOnce(once), 4, num_workers=2)
-    assert sorted(i for b in loader for i in b.tolist()) == list(range(24))
-    stats = loader.stats()
-    assert stats["deaths"] == 1 and stats["retries"] >= 1
-    assert "1 worker(s) died; their samples were made again" in stats["verdict"]
 
 
 def test_damaged_worker_entry_is_reported() -> None:

@@ -27,7 +27,7 @@ import pytest
 import torch
 from attack import support
 from contract.support import interrupt_in_minato, patiently, programs
-from ops.native import RUN, Field, Native  # tests/ops
+from ops.native import RUN, Native  # tests/ops
 from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -492,29 +492,20 @@ def test_collate_classes_for_tensors_use_processes(files, monkeypatch) -> None:
         native(volumes(files))
 
 
-@pytest.mark.parametrize("value", ["threads", "", 3, True])
-def test_senseless_values(files, value) -> None:
-    with pytest.raises(ValueError, match="None, 'process', 'native' or 'thread', got"):
-        minato.DataLoader(plain(files), num_workers=1, worker_type=value)
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(3))
 
 
-def test_native_without_workers(files) -> None:
-    with pytest.raises(ValueError, match="num_workers is 0"):
-        minato.DataLoader(plain(files), worker_type="native")
-
-
-def test_threads_have_no_retries(files) -> None:
-    with pytest.raises(ValueError, match="max_retries=2 has no effect with worker_type='native'"):
-        native(plain(files), max_retries=2)
-
-
-def test_iterable_datasets_are_for_processes() -> None:
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Any:
-            return iter(range(3))
-
-    with pytest.raises(ValueError, match="iterable"):
-        native(Stream())
+@pytest.mark.parametrize("options, words", [
+    *(({"worker_type": value}, "None, 'process', 'native' or 'thread', got") for value in ("threads", "", 3, True)),
+    ({"num_workers": 0}, "num_workers is 0"),
+    ({"max_retries": 2}, "max_retries=2 has no effect with worker_type='native'"),
+    ({"dataset": Stream()}, "iterable"),
+])  # fmt: skip
+def test_options_without_a_meaning_are_refused(files, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        native(**{"dataset": plain(files), **options})
 
 
 # ---- errors ------------------------------------------------------------------------------
@@ -720,15 +711,6 @@ def test_interrupt_while_it_shuts_down() -> None:
     assert not native_threads() and gate.done[-1] == 0
 
 
-def test_signals_stay_with_the_main_thread() -> None:
-    masks = []
-    fill = lambda *_: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))  # noqa: E731
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    list(native(Recipe(4, fill)))
-    assert all({signal.SIGINT, signal.SIGTERM, signal.SIGCHLD} <= mask for mask in masks)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
-
-
 def test_many_half_read_loaders(files) -> None:
     dataset = volumes(files)
     want = [digest(b) for b in native(dataset, 2)]
@@ -742,15 +724,6 @@ def test_many_half_read_loaders(files) -> None:
     assert len(native_threads()) == sum(len(i._pool._threads) for i in kept)
     for n, iterator in enumerate(kept):
         assert [digest(b) for b in iterator] == want[n * 10 % 3 :]
-
-
-def test_several_live_iterators_take_turns(files) -> None:
-    dataset = volumes(files)
-    want = [digest(b) for b in native(dataset)]
-    loaders = [native(dataset), native(dataset, num_workers=1),
-               minato.DataLoader(dataset, num_workers=1, worker_type="process")]  # fmt: skip
-    for batches in zip(*loaders, strict=True):
-        assert {digest(b) for b in batches} == {want.pop(0)}
 
 
 def test_garbage_collected_in_a_worker() -> None:
