@@ -590,58 +590,8 @@ an_entry_that_lies_about_its_death(void)
     close_with(e, zygote);
 }
 
-/* The zygote does not report that a worker has died, or does not reap it. */
-static void
-zygote_hangs(bool swept)
-{
-    struct bench s;
-    struct mn_engine *e = set_up(&s, false, 1);
-    struct mn_worker *k = s.w[0].side.me;
-    pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
-    mn_a32_store_release(&e->shm.ctl->start, MN_START_FORKED);
-    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
-    uint64_t now = SECOND_NS;
-    for (int i = 0; i < 20; i++, now += SECOND_NS) {
-        mn_watch_look(&e->watch, now);
-    }
-    CHECK_EQ(kill(worker, SIGKILL), 0);
-    await_end(worker);
-    if (swept) {
-        mn_a32_store_seqcst(&k->state, MN_WORKER_EXITED);
-        mn_watch_look(&e->watch, now);
-        (void)rig_step(e);
-        CHECK_EQ(mn_a32_load_relaxed(&k->state), MN_WORKER_SWEPT);
-    }
-    for (int i = 0; i < 9; i++, now += SECOND_NS) {
-        mn_watch_look(&e->watch, now);
-        mn_watch_look(&e->watch, now + 1); /* a look in between that does not count */
-        CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
-    }
-    /* it was forking: the time starts again */
-    mn_worker_set_owner(s.w[1].side.me, 7, (uint32_t)zygote);
-    for (int i = 0; i < 10; i++, now += SECOND_NS) {
-        mn_watch_look(&e->watch, now);
-        CHECK_EQ(mn_proc_wait_pidfd(e->zygote.pidfd, 0), -ETIMEDOUT);
-    }
-    mn_watch_look(&e->watch, now);
-    CHECK_EQ(end_of(zygote), SIGKILL);
-    mn_watch_look(&e->watch, now);
-    CHECK(mn_a32_load_relaxed(&e->crew.lost) && !e->crew.hung); /* another may start */
-    CHECK_EQ(end_of(worker), SIGKILL);
-    close(e->zygote.pidfd);
-    mn_engine_close(e);
-}
-
-static void
-zygotes_that_do_not_answer(void)
-{
-    zygote_hangs(false);
-    zygote_hangs(true);
-}
-
 static const struct mn_test tests[] = {
     MN_TEST("fork", an_entry_that_lies_about_its_death),
-    MN_TEST("fork", zygotes_that_do_not_answer),
     MN_TEST("plain", damaged_records_are_done_again_or_told),
     MN_TEST("plain", damaged_records_free_nothing),
     MN_TEST("plain", an_envelope_belongs_to_one_task),

@@ -403,9 +403,10 @@ a_replaced_executor_is_watched_again(void)
     tear_down(&s);
 }
 
-/* One that imports torch, as where the program has started it anew, may take its time. */
+/* One that imports torch, as where the program has started it anew, may take its time. So may one
+ * that makes a worker meanwhile, and looks within a second count once. */
 static void
-an_executor_that_has_not_begun_is_no_hung_one(void)
+an_executor_that_reaps_nobody_is_ended_once_it_has_begun(void)
 {
     struct bench s;
     struct mn_mutex guard;
@@ -418,9 +419,15 @@ an_executor_that_has_not_begun_is_no_hung_one(void)
     }
     CHECK_EQ(s.fake.ended, 0);
     mn_a32_store_release(&s.t->ctl.start, MN_START_FORKED);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 9 + 10; i++) {
+        if (i == 9) {
+            mn_worker_set_owner(&s.t->workers[2], 7, 0);
+        }
         mn_watch_look(&watch, now_ns += 1000000000);
+        mn_watch_look(&watch, now_ns + 1);
+        CHECK_EQ(s.fake.ended, 0);
     }
+    mn_watch_look(&watch, now_ns += 1000000000);
     CHECK_EQ(s.fake.ended, 1);
     mn_mutex_fini(&guard);
     tear_down(&s);
@@ -582,7 +589,7 @@ static const struct mn_test tests[] = {
     MN_TEST("plain", a_damaged_worker_is_told_to_leave_and_counted_once),
     MN_TEST("plain", a_lost_executor_is_told_once),
     MN_TEST("plain", a_replaced_executor_is_watched_again),
-    MN_TEST("plain", an_executor_that_has_not_begun_is_no_hung_one),
+    MN_TEST("plain", an_executor_that_reaps_nobody_is_ended_once_it_has_begun),
     MN_TEST("plain", an_executor_that_makes_nobody_is_ended),
     MN_TEST("plain", rings_go_to_who_may_take_the_task),
     MN_TEST("plain", what_a_worker_owes_comes_back_once),
