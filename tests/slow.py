@@ -389,11 +389,7 @@ SLOW: dict[str, str] = {
         "a cache; the same without namespaces.",
     "tests/analyze/test_programs.py::test_a_dataset_with_a_manager_is_told_so[options1]": "other options.",
     "tests/analyze/test_programs.py::test_a_program_too_short_for_a_pause_is_named":
-        "test_program_that_fails_after_batches_is_reported.",
-    "tests/analyze/test_watch.py::test_a_batch_has_as_many_samples_as_asked_for[data, batch_size=4":
-        "batches of one and of two samples.",
-    "tests/analyze/test_watch.py::test_a_batch_has_as_many_samples_as_asked_for[data, batch_sampler=BatchSampler":
-        "batches of one and of two samples.",
+        "test_an_environment_without_minato_is_studied.",
     "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[spawn]":
         "the same under fork.",
     "tests/workers/test_signals.py::test_signals_to_job_are_left_to_trainer[forkserver]":

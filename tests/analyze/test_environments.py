@@ -66,13 +66,15 @@ def run_by_conda(folder: Path, text: str) -> Any:
 
 
 def test_an_environment_without_minato_is_studied(tmp_path: Path) -> None:
+    """The program fails after its batches, which is reported."""
     done = run_by_conda(tmp_path, SLEEPS + """
 import importlib.util, os, sys
 print(importlib.util.find_spec("minato"), os.environ["CONDA_DEFAULT_ENV"], sys.prefix)
 main()
-sys.exit(3)
+raise LookupError("mine")
 """)  # fmt: skip
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == 1 and "LookupError: mine" in done.stderr
+    assert "the program ended with status 1" in done.stdout
     first, limit, *rest = done.stdout.splitlines()
     assert first == f"None train {tmp_path / 'train'}"
     assert limit.startswith("Limit: ") and any("loaders alone" in line for line in rest)

@@ -47,14 +47,6 @@ def test_torchs_loader_is_studied_to_its_end(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "index.html").exists()
 
 
-def test_minatos_loader_is_studied_as_minatos(tmp_path: Path) -> None:
-    text = SLEEPS.replace("torch.utils.data import DataLoader,", "minato import DataLoader,")
-    done, found = study(tmp_path, text + "main(num_workers=1)")
-    assert done.returncode == 0, done.stderr
-    assert found["own"] == "minato" and found["loader"]["class"] == "minato.loader.DataLoader"
-    assert {r["loader"] for r in found["rates"]} >= {"torch", "minato"}
-
-
 def test_reads_that_wait_are_named_storage(tmp_path: Path) -> None:
     done, found = study(tmp_path, """
         import pathlib, time, torch
@@ -72,8 +64,9 @@ def test_reads_that_wait_are_named_storage(tmp_path: Path) -> None:
             def __getitem__(self, index):
                 return len(self.load())
 
+        loader = DataLoader(Samples(), 4, num_workers=2, persistent_workers=True)
         for _ in range(2):
-            for batch in DataLoader(Samples(), 4, num_workers=2):
+            for batch in loader:
                 pass
         """)  # fmt: skip
     assert found["limit"]["kind"] == "storage" and "load()" in found["limit"]["line"], done.stdout
@@ -82,7 +75,7 @@ def test_reads_that_wait_are_named_storage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", ["torch.utils.data", "minato"])
 def test_short_epochs_match_programs_own_rate(package: str, tmp_path: Path) -> None:
-    """Stragglers, workers that stay, a validation after each epoch."""
+    """Stragglers, workers that stay, a validation after each epoch. minato's loader is studied as such."""
     done, found = study(tmp_path, f"""
         import time, torch
         from {package} import DataLoader
@@ -111,6 +104,9 @@ def test_short_epochs_match_programs_own_rate(package: str, tmp_path: Path) -> N
     assert 0.75 < found["watched"]["delivered"] / measured < 1.25, done.stdout
     assert found["loader"]["samples"] == 160 and found["loader"]["length"] == 20
     assert found["watched"]["wait"] > 0.5
+    if package == "minato":
+        assert found["own"] == "minato" and found["loader"]["class"] == "minato.loader.DataLoader"
+        assert {r["loader"] for r in found["rates"]} >= {"torch", "minato"}
     if found["helps"]:
         assert found["helps"][0]["gain"] == pytest.approx(
             found["helps"][0]["predicted"] / found["relative_to"]
@@ -206,12 +202,6 @@ def test_a_program_without_a_loader_exits_three(text: str, words: str, tmp_path:
     assert ("status 5" in done.stderr) == ("SystemExit" in text)
 
 
-def test_program_that_fails_after_batches_is_reported(tmp_path: Path) -> None:
-    done, found = study(tmp_path, SLEEPS + "main()\nraise LookupError('mine')")
-    assert done.returncode == 1 and "LookupError: mine" in done.stderr
-    assert "the program ended with status 1" in done.stdout
-
-
 def test_a_program_without_a_batch_is_reported(tmp_path: Path) -> None:
     text = "import sys, torch.utils.data\nsys.stdin.readline()\n"
     file = program(tmp_path, text)
@@ -240,7 +230,7 @@ def test_a_dataset_with_a_manager_is_told_so(options: tuple[str, ...], tmp_path:
     """The Manager's process has ended, or is paused: nothing is measured, and nothing of it advised."""
     text = SLEEPS.replace("    def __len__", "    def __init__(self):\n        self.seen = Manager().dict()\n    def __len__")
     text = text.replace("time.sleep(0.002)", "time.sleep(0.002); self.seen[index] = 1")
-    text = "from multiprocessing import Manager\n" + text + "main(epochs=80)"
+    text = "from multiprocessing import Manager\n" + text + f"main(epochs={80 if options else 3})"
     done, found = study(tmp_path, text, *options)
     assert done.returncode == 0, done.stderr
     assert found["limit"]["kind"] == "unknown"
