@@ -231,19 +231,20 @@ def expect_returned(before: set[tuple[str, object]]) -> None:
 A_THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 
-def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess:
+QUIET = "import sys, warnings; sys.warnoptions.append('ignore'); warnings.simplefilter('ignore')\n"
+#: what makes a file, the first argument, the main module, which other processes can import
+AS_MAIN = "del sys.argv[0]; __file__ = sys.argv[0]; exec(compile(open(__file__).read(), __file__, 'exec'))"
+
+
+def run_script(text: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:
     """Runs a program with this folder's package importable, and without warnings: in a fork of a
     process that has imported torch."""
-    quiet = "import sys, warnings; sys.warnoptions.append('ignore'); warnings.simplefilter('ignore')\n"
-    return programs().run(quiet + text, *arguments, **environment())
+    return programs().run(QUIET + text, *arguments, **environment(), **more)
 
 
-def run_file(file: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Runs a script in an interpreter of its own."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", str(file), *arguments],
-        capture_output=True, text=True, check=False, timeout=110, env=environment(),
-    )  # fmt: skip
+def run_file(file: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess:
+    """Runs the program of a file in the same way."""
+    return run_script(AS_MAIN, str(file), *arguments, **more)
 
 
 def environment() -> dict[str, str]:

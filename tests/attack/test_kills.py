@@ -536,10 +536,10 @@ def test_refused_replacement_is_retried(number, monkeypatch):
     assert iterator._engine.health()["deaths"] == 1
 
 
-@pytest.mark.parametrize("number, remedy", [
-    (errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "lower num_workers"), (errno.EMFILE, "ulimit -n"),
+@pytest.mark.parametrize("workers, number, remedy", [
+    (1, errno.EAGAIN, "ulimit -u"), (1, errno.ENOMEM, "lower num_workers"), (1, errno.EMFILE, "ulimit -n"),
+    (2, errno.EAGAIN, "ulimit -u"),
 ])  # fmt: skip
-@pytest.mark.parametrize("workers", [1, 2])
 def test_permanently_refused_replacement_is_an_error(workers, number, remedy, monkeypatch):
     """The other workers take over with a warning; without any it is an error. Both say what
     helps, and no sample is missing before that."""

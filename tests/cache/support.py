@@ -10,6 +10,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pytest
+from attack.support import run_file
+
 import minato
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +75,17 @@ def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "SLURM_"))}
     return {**kept, "PYTHONPATH": path, **more}
+
+
+def ran(folder: Path, text: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program of a file of its own to its end. Where it may not mount a file system, the test is
+    skipped."""
+    script = folder / "program.py"
+    script.write_text(text)
+    done = run_file(script, *arguments, **more)
+    if done.returncode == 77 and OWN_MOUNTS in text:
+        pytest.skip("this process may not mount a file system")
+    return done
 
 
 def start(program: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:

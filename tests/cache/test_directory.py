@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 import uuid
 import warnings
@@ -21,7 +20,7 @@ import minato
 from minato.__main__ import main
 from minato.cache.cache import NUMBERS
 
-from .support import OWN_MOUNTS, Calls, Memory, environment, start
+from .support import OWN_MOUNTS, Calls, Memory, ran, start
 from .test_processes import PROGRAM, SAMPLES, begin, ended, made, ready, told
 
 pytestmark = pytest.mark.limit(300)
@@ -113,11 +112,8 @@ print([make(n) for n in range(5)], cache.stats()["stored"])
 
 
 def test_an_edited_helper_function_is_a_miss(tmp_path: Path) -> None:
-    script = tmp_path / "edited.py"
     for factor, stored in ((2, 5), (2, 5), (3, 10), (2, 10)):
-        script.write_text(EDITED.format(factor=factor))
-        done = subprocess.run([sys.executable, str(script), str(tmp_path / "kept")], text=True,
-                              env=environment(), capture_output=True, timeout=100)  # fmt: skip
+        done = ran(tmp_path, EDITED.format(factor=factor), str(tmp_path / "kept"))
         assert done.stdout == f"{[n * factor for n in range(5)]} {stored}\n", done.stderr
 
 
@@ -138,7 +134,7 @@ print(cache.stats()["damaged"], cache.stats()["hits"] > 0, cache.stats()["off"])
 
 
 def test_killed_writer_leaves_no_wrong_byte(tmp_path: Path) -> None:
-    script, kept = tmp_path / "killed.py", str(tmp_path / "kept")
+    script, kept = tmp_path / "program.py", str(tmp_path / "kept")
     script.write_text(KILLED)
     for round_ in range(3):
         job = start(script, kept, "for ever")
@@ -146,8 +142,7 @@ def test_killed_writer_leaves_no_wrong_byte(tmp_path: Path) -> None:
         time.sleep(0.02 + 0.05 * round_)  # any time will do
         job.send_signal(signal.SIGKILL)
         job.communicate()
-    done = subprocess.run([sys.executable, str(script), kept], env=environment(), text=True,
-                          capture_output=True, timeout=200)  # fmt: skip
+    done = ran(tmp_path, KILLED, kept)
     assert done.stdout == "ready\n0 True None\n", done.stderr
 
 
@@ -247,13 +242,11 @@ with warnings.catch_warnings(record=True) as caught:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="this process may not become another user")
 def test_users_of_one_directory_share_nothing(tmp_path: Path) -> None:
-    script, kept = tmp_path / "users.py", Path("/var/tmp") / f"minato-test-{uuid.uuid4().hex}"
-    script.write_text(USERS)
+    kept = Path("/var/tmp") / f"minato-test-{uuid.uuid4().hex}"
     kept.mkdir()
 
     def run(user: int) -> str:
-        done = subprocess.run([sys.executable, str(script), str(kept), str(user)], text=True,
-                              env=environment(), capture_output=True, timeout=100)  # fmt: skip
+        done = ran(tmp_path, USERS, str(kept), str(user))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -290,10 +283,7 @@ print(stats["off"], 20 < stats["stored"] < 100, count[0] + stats["stored"] == 40
 
 
 def test_a_limit_of_file_size_ends_no_job(tmp_path: Path) -> None:
-    script = tmp_path / "limited.py"
-    script.write_text(LIMITED)
-    done = subprocess.run([sys.executable, str(script), str(tmp_path / "kept")], env=environment(),
-                          capture_output=True, text=True, timeout=100)  # fmt: skip
+    done = ran(tmp_path, LIMITED, str(tmp_path / "kept"))
     assert done.stdout == "None True True\n", done.stdout + done.stderr
     assert done.stderr.count("has no room in") == 1
 
@@ -318,10 +308,7 @@ for kind in (torch.utils.data.DataLoader, minato.DataLoader):
 
 
 def test_workers_log_once_that_a_cache_is_full(tmp_path: Path) -> None:
-    script = tmp_path / "workers.py"
-    script.write_text(WORKERS)
-    done = subprocess.run([sys.executable, str(script), str(tmp_path / "kept")], env=environment(),
-                          capture_output=True, text=True, timeout=200)  # fmt: skip
+    done = ran(tmp_path, WORKERS, str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("has no room in") == 1
 
@@ -356,13 +343,9 @@ with warnings.catch_warnings(record=True) as caught:
 
 
 def test_full_or_read_only_disk_keeps_job_running(tmp_path: Path) -> None:
-    script, kept = tmp_path / "small.py", tmp_path / "kept"
-    script.write_text(SMALL)
+    kept = tmp_path / "kept"
     kept.mkdir()
-    done = subprocess.run([sys.executable, str(script), str(kept)], env=environment(),
-                          capture_output=True, text=True, timeout=100)  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip("this process may not mount a file system")
+    done = ran(tmp_path, SMALL, str(kept))
     assert done.returncode == 0, done.stderr
     full, read_only = done.stdout.splitlines()
     off, stored, count = full.split()

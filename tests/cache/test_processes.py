@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import psutil
 import pytest
 from control_groups import group, set_limit  # noqa: F401
 
-from .support import OWN_MOUNTS, Memory, environment, start
+from .support import OWN_MOUNTS, Memory, ran, start
 
 PROGRAM = Path(__file__).with_name("program.py")
 SAMPLES = 60
@@ -102,13 +101,7 @@ if __name__ == "__main__":
 
 
 def test_ranks_are_one_job(tmp_path: Path, memory: Memory) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    done = subprocess.run(
-        [sys.executable, str(script), str(PROGRAM.parent), str(tmp_path)],
-        env=environment(**memory.environment),
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+    done = ran(tmp_path, RANKS, str(PROGRAM.parent), str(tmp_path), **memory.environment)
     assert done.returncode == 0, done.stderr
     assert made(tmp_path) == list(range(SAMPLES))
     assert memory.files() == []
@@ -184,15 +177,8 @@ if sys.argv[1] != "last":
 
 
 def test_next_cache_removes_orphaned_file(tmp_path: Path, memory: Memory) -> None:
-    script = tmp_path / "left.py"
-    script.write_text(LEFT)
-
-    def run(name: str) -> int:
-        done = subprocess.run([sys.executable, str(script), name], text=True, capture_output=True,
-                              env=environment(**memory.environment), timeout=100)  # fmt: skip
-        return int(done.stdout)
-
-    assert [run(name) for name in ("killed", "kept", "last")] == [1, 1, 2]
+    done = [ran(tmp_path, LEFT, name, **memory.environment) for name in ("killed", "kept", "last")]
+    assert [int(one.stdout) for one in done] == [1, 1, 2]
     assert [name.rpartition("-")[2] for name in memory.files()] == ["kept"]
 
 
@@ -281,12 +267,7 @@ if __name__ == "__main__":
 def test_workers_that_begin_after_a_removal_find_the_values(
     kind: str, method: str, workers: str, tmp_path: Path, memory: Memory
 ) -> None:
-    script = tmp_path / "removed.py"
-    script.write_text(REMOVED)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "made"), kind, method, workers], text=True,
-        env=environment(**memory.environment), capture_output=True, timeout=200,
-    )  # fmt: skip
+    done = ran(tmp_path, REMOVED, str(tmp_path / "made"), kind, method, workers, **memory.environment)
     assert done.stdout == "24 True False\n", done.stderr
     assert memory.files() == []
 
@@ -361,12 +342,7 @@ with warnings.catch_warnings(record=True) as caught:
     ("64M", "1GiB", True), ("64M", "40MiB", False), ("24M", "16MiB", False), ("100k", "1MiB", True),
 ])  # fmt: skip
 def test_a_small_file_system_ends_no_job(size: str, asked: str, off: bool, tmp_path: Path) -> None:
-    script = tmp_path / "small.py"
-    script.write_text(SMALL)
-    done = subprocess.run([sys.executable, str(script), size, asked], env=environment(),
-                          capture_output=True, text=True, timeout=100)  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip("this process may not mount a file system")
+    done = ran(tmp_path, SMALL, size, asked)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     if off:
@@ -392,12 +368,7 @@ print(cache.stats()["hits"])
 
 
 def test_size_that_memory_does_not_hold_is_logged(tmp_path: Path) -> None:
-    script = tmp_path / "less.py"
-    script.write_text(LESS)
-    done = subprocess.run([sys.executable, str(script)], env=environment(), capture_output=True,
-                          text=True, timeout=200)  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip("this process may not mount a file system")
+    done = ran(tmp_path, LESS)
     assert done.stdout == "1\n", done.stderr
     assert "has 300.0 MiB, not the 1.0 GiB" in done.stderr and "/dev/shm has 400.0 MiB" in done.stderr
 
@@ -427,10 +398,7 @@ def test_cache_makes_way_for_memory_that_its_job_takes(
     tmp_path: Path, memory: Memory, group: Path
 ) -> None:
     set_limit(group, 900 << 20)
-    script = tmp_path / "takes.py"
-    script.write_text(TAKES)
-    done = subprocess.run([sys.executable, str(script), str(group / "cgroup.procs")], text=True,
-                          capture_output=True, env=environment(**memory.environment), timeout=100)  # fmt: skip
+    done = ran(tmp_path, TAKES, str(group / "cgroup.procs"), **memory.environment)
     assert done.returncode == 0, done.stderr
     filled, left, returned = map(int, done.stdout.split())
     assert filled > 200 and left < filled // 4 and returned > 8
