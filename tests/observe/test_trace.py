@@ -67,6 +67,14 @@ def of(events: list[dict], **what: Any) -> list[dict]:
     return [e for e in events if all(e.get(k) == v for k, v in what.items())]
 
 
+def groups(events: list[dict]) -> list[list[dict]]:
+    """The events of each iterator, one after the other."""
+    found = defaultdict(list)
+    for event in events:
+        found[event["pid"]].append(event)
+    return list(found.values())
+
+
 def check_tracks(events: list[dict]) -> None:
     """Spans of one worker come one after another, and each track has a name."""
     tracks = defaultdict(list)
@@ -157,38 +165,37 @@ print(loader.stats()["workers"])
     assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(640))
 
 
-@pytest.mark.parametrize(
-    "options, kind",
-    [
-        ("scheduling='static'", "whole"),
-        ("collate_fn=text", "sample"),
-        ("in_order=False", "sample"),
-        ("in_order=False, batching='ready'", "sample"),
-        ("autoscale=(1, 3)", "sample"),
-        ("batch_size=None", "sample"),
-    ],
-)
-def test_every_way_of_loading(tmp_path: Path, options: str, kind: str) -> None:
-    size = "" if "batch_size" in options else "batch_size=4, "
-    run(tmp_path, f"""
-for batch in minato.DataLoader(Data(), num_workers=2, {size}{options}):
-    pass
-""")  # fmt: skip
-    events = load(tmp_path / "trace.json")
-    check_tracks(events)
-    check_batches(events)
-    check_arrows(events)
-    found: list[int] = []
-    for event in of(events, ph="X", cat=kind):
-        args = event["args"]
-        found += args["indices"] if kind == "whole" else [args["index"]]
-    assert sorted(found) == list(range(24))
-    if "ready" in options:
-        formed = [e["args"]["indices"] for e in of(events, name="batch formed")]
-        assert sorted(i for group in formed for i in group) == list(range(24))
-    else:
-        count = 24 if "None" in options else 6
-        assert len(of(events, ph="b")) == len(of(events, cat="wait")) == count
+#: category of the spans of samples, by options
+WAYS = {
+    "batch_size=4, scheduling='static'": "whole",
+    "batch_size=4, collate_fn=text": "sample",
+    "batch_size=4, in_order=False": "sample",
+    "batch_size=4, in_order=False, batching='ready'": "sample",
+    "batch_size=4, autoscale=(1, 3)": "sample",
+    "batch_size=None": "sample",
+}
+
+
+def test_every_way_of_loading(tmp_path: Path) -> None:
+    loaders = ", ".join(f"minato.DataLoader(Data(), num_workers=2, {options})" for options in WAYS)
+    run(tmp_path, f"for loader in {loaders}:\n    list(loader)\n")
+    by_loader = groups(load(tmp_path / "trace.json"))
+    assert len(by_loader) == len(WAYS)
+    for (options, kind), events in zip(WAYS.items(), by_loader):
+        check_tracks(events)
+        check_batches(events)
+        check_arrows(events)
+        found: list[int] = []
+        for event in of(events, ph="X", cat=kind):
+            args = event["args"]
+            found += args["indices"] if kind == "whole" else [args["index"]]
+        assert sorted(found) == list(range(24)), options
+        if "ready" in options:
+            formed = [e["args"]["indices"] for e in of(events, name="batch formed")]
+            assert sorted(i for group in formed for i in group) == list(range(24))
+        else:
+            count = 24 if "None" in options else 6
+            assert len(of(events, ph="b")) == len(of(events, cat="wait")) == count, options
 
 
 def test_batches_that_several_workers_fetch(tmp_path: Path) -> None:
@@ -238,13 +245,17 @@ list(loader)
     assert all(e["name"] == f"started {e['args']['why']}" for e in decided)
 
 
-def test_deaths_and_retries(tmp_path: Path) -> None:
+def test_deaths_retries_and_losses(tmp_path: Path) -> None:
     run(tmp_path, """
-die = torch.multiprocessing.get_context("fork").Value("i", 0)
-for batch in minato.DataLoader(Data(die=die), 4, num_workers=2):
-    pass
+for options in {}, {"max_retries": 0}:
+    die = torch.multiprocessing.get_context("fork").Value("i", 0)
+    try:
+        for batch in minato.DataLoader(Data(die=die), 4, num_workers=2, **options):
+            pass
+    except minato.WorkerLost:
+        print("lost")
 """)  # fmt: skip
-    events = load(tmp_path / "trace.json")
+    events, lost = groups(load(tmp_path / "trace.json"))
     check_tracks(events)
     died = of(events, name="worker died")
     assert len(died) == 1 and died[0]["args"]["status"] == -9
@@ -253,19 +264,7 @@ for batch in minato.DataLoader(Data(die=die), 4, num_workers=2):
     pids = [e["args"]["pid"] for e in of(events, name="worker started")]
     assert len(set(pids)) == len(pids) >= 2
     assert sorted(e["args"]["index"] for e in of(events, cat="sample")) == list(range(24))
-
-
-def test_given_up_worker_is_traced(tmp_path: Path) -> None:
-    run(tmp_path, """
-die = torch.multiprocessing.get_context("fork").Value("i", 0)
-try:
-    for batch in minato.DataLoader(Data(die=die), 4, num_workers=2, max_retries=0):
-        pass
-except minato.WorkerLost:
-    print("lost")
-""")  # fmt: skip
-    events = load(tmp_path / "trace.json")
-    given_up = of(events, name="given up")
+    given_up = of(lost, name="given up")
     assert len(given_up) == 1 and given_up[0]["args"]["status"] == -9
 
 
