@@ -499,14 +499,17 @@ take_refused(struct rig *r, const struct rig_block *b, enum mn_refusal_why why)
 static void
 kept_batches_leave_no_room_for_the_next(void)
 {
-    struct mn_engine *e = open_engine(1, 0, 4, true);
+    struct mn_engine_config cfg = {.workers = 1, .max_retries = 1, .respawn = true, .window = 4,
+                                   .arena_bytes = 32 * MIB, .in_order = true};
+    struct mn_engine *e;
+    CHECK_EQ(mn_engine_open(&e, &cfg), 0);
     struct rig r = {.e = e, .scale = 20000};
     struct rig_worker w;
     struct rig_block b[2];
     struct rig_range kept;
     attach(e, 0, &w, &r);
     rig_form(&r, 1);
-    uint32_t rows = (uint32_t)(192 * MIB / (r.row_bytes[0][1] + r.row_bytes[0][2]));
+    uint32_t rows = (uint32_t)(24 * MIB / (r.row_bytes[0][1] + r.row_bytes[0][2]));
     CHECK_EQ(rig_plan(&r, rows, &b[0]), MN_OK);
     CHECK_EQ(rig_plan(&r, rows, &b[1]), MN_OK);
     take_now(&r, &w, &b[0]);
