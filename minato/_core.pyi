@@ -10,6 +10,11 @@ from typing_extensions import Buffer, disjoint_base
 from ._records import Decision, Envelope, Epoch, Loss, Span, Task
 
 compiler: Final[str]
+# names of the numbers of enums in csrc, by number
+worker_states: Final[tuple[str, ...]]
+start_reasons: Final[tuple[str, ...]]
+hint_predictors: Final[tuple[str, ...]]
+bytes_predictors: Final[tuple[str, ...]]
 # numbers of enums in csrc: NAME is MN_NAME there
 KIND_ROWS: Final[int]
 KIND_SAMPLES: Final[int]

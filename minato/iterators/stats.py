@@ -110,13 +110,6 @@ Fields = dict[str, Any]
 _NS = 1e-9
 _BY_ITSELF = "each by itself: a package that Python or torch imports at its start has started threads"
 
-#: names of numbers: states of workers (enum mn_worker_state), reasons for which tasks were started
-#: (Span.why), predictors of costs with hints and without (CostModel.summary())
-_STATES = "none", "wanted", "starting", "ready", "exited", "swept", "leaving"
-START_REASONS = "static", "window", "early", "ahead", "finale", "order"
-_BY_HINTS: tuple[str, ...] = "history", "hint", "hint_by_index"
-_BY_BYTES = "history", "bytes", "bytes_and_history"
-
 NOTHING = "Nothing was loaded yet."
 #: the fields that an iterator with workers fills
 _NONE: Fields = {
@@ -229,7 +222,7 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], Fields]:
             "planned": waits["planned"],
         }
         out["scheduler"] = _scheduler(engine.scheduler())
-        out["started"] = dict(zip(START_REASONS[1:], waits["starts"]))
+        out["started"] = dict(zip(_core.start_reasons[1:], waits["starts"]))
         out["locality"] = _locality(costs.summary(), waits)
         if served.displacement is not None:
             out["displacement"] = served.displacement()
@@ -303,10 +296,10 @@ def _waits(w: _Progress) -> dict[str, float]:
 def _predictors(s: _Costs) -> Fields:
     """Which predictor of costs serves, and how well each does."""
     if s["hinted"]:
-        names, best, alike = _BY_HINTS, s["by"], s["correlations"]
+        names, best, alike = _core.hint_predictors, s["by"], s["correlations"]
         off = s["errors"]
     else:
-        names = _BY_BYTES if CORE else ("history",)
+        names = _core.bytes_predictors if CORE else ("history",)
         best, alike = s["bytes_by"], s["bytes_correlations"]
         off = None if math.isnan(s["bytes_errors"][0]) else s["bytes_errors"]
     known = {name: None if math.isnan(r) else r for name, r in zip(names, alike)}
@@ -369,7 +362,7 @@ def _scheduler(s: _Scheduler | None) -> Fields | None:
 
 def worker_state(number: int) -> str:
     """The name of a worker's state, by the engine's number."""
-    return _STATES[number] if number < len(_STATES) else "damaged"
+    return _core.worker_states[number] if number < len(_core.worker_states) else "damaged"
 
 
 def _worker(w: _WorkerEntry) -> Fields:

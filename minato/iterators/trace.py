@@ -26,9 +26,9 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .._core import start_reasons
 from ..errors import program_level, text_of
 from ..workers.answers import BATCH, COLLATE
-from .stats import START_REASONS
 
 if TYPE_CHECKING:
     from .._core import Block, Engine
@@ -169,7 +169,7 @@ class Trace:
         events: list[Event] = []
         for task in tasks:
             begin, wall, tid = task.done_ns - task.wall_ns, task.wall_ns, FIRST_WORKER + task.worker
-            why, cpu = START_REASONS[task.why], task.cpu_ns / 1000
+            why, cpu = start_reasons[task.why], task.cpu_ns / 1000
             args = {**common, "why": why, **({"attempt": task.attempt} if task.attempt else {})}
             if task.kind == COLLATE:
                 name = f"collate {number}"

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from minato._core import TASK_RUNNING, peek
+from minato._core import TASK_RUNNING, peek, worker_states
 from minato.commands import top as _top
-from minato.iterators import stats
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -341,7 +340,7 @@ def test_narrow_terminal_cuts_no_line(width: int) -> None:
     assert "42 (position 2)" in said and " 77 working" in said
 
 
-@pytest.mark.parametrize("state, name", list(enumerate(stats._STATES)))
+@pytest.mark.parametrize("state, name", list(enumerate(worker_states)))
 def test_top_names_states_as_stats_does(state: int, name: str) -> None:
     """A record may say less than a worker has left to do: what it runs counts only while it is ready."""
     seen = snapshot(12, 0, 0)

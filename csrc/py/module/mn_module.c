@@ -18,7 +18,11 @@
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
+#include "schedule/mn_plan.h"
 #include "schedule/policy_autoscale.h"
+#include "schedule/policy_cost_by_bytes.h"
+#include "schedule/policy_dispatch.h"
+#include "schedule/policy_cost_by_hint.h"
 #include "workers/mn_records.h"
 
 /* ---- Dying at a labelled point, in builds with MN_FAULTS; empty in others ----
@@ -281,6 +285,46 @@ add_numbers(PyObject *module)
     return 0;
 }
 
+/* Names of the numbers of enums, which stats() and observers show. */
+#define NAMES(X)                                                                             \
+    X(worker_states, [MN_WORKER_EMPTY] = "none", [MN_WORKER_WANTED] = "wanted",              \
+      [MN_WORKER_STARTING] = "starting", [MN_WORKER_READY] = "ready",                        \
+      [MN_WORKER_EXITED] = "exited", [MN_WORKER_SWEPT] = "swept",                            \
+      [MN_WORKER_LEAVING] = "leaving")                                                       \
+    X(start_reasons, [0] = "static", [MN_DISPATCH_WINDOW] = "window",                        \
+      [MN_DISPATCH_EARLY] = "early", [MN_DISPATCH_AHEAD] = "ahead",                          \
+      [MN_DISPATCH_FINALE_LPT] = "finale", [MN_DISPATCH_ORDER] = "order")                    \
+    X(hint_predictors, [MN_HINT_HISTORY] = "history", [MN_HINT_SCALE] = "hint",              \
+      [MN_HINT_RATIO] = "hint_by_index")                                                     \
+    X(bytes_predictors, [MN_BYTES_HISTORY] = "history", [MN_BYTES_ALONE] = "bytes",          \
+      [MN_BYTES_BOTH] = "bytes_and_history")
+
+static int
+add_tuple(PyObject *module, const char *attribute, const char *const *names, size_t count)
+{
+    PyObject *list = PyList_New(0);
+    for (size_t n = 0; list != NULL && n < count; n++) {
+        mn_list_add(&list, PyUnicode_FromString(names[n]));
+    }
+    PyObject *found = list != NULL ? PyList_AsTuple(list) : NULL;
+    const int added = found != NULL ? PyModule_AddObjectRef(module, attribute, found) : -1;
+    Py_XDECREF(list);
+    Py_XDECREF(found);
+    return added;
+}
+
+static int
+add_names(PyObject *module)
+{
+#define TUPLE(attribute, ...)                                                           \
+    static const char *const attribute[] = {__VA_ARGS__};                               \
+    if (add_tuple(module, #attribute, attribute, sizeof(attribute) / sizeof(*attribute)) < 0) { \
+        return -1;                                                                      \
+    }
+    NAMES(TUPLE)
+    return 0;
+}
+
 #define SPEC(name) extern PyType_Spec mn_##name##_spec;
 MN_STATE_TYPES(SPEC)
 
@@ -310,7 +354,7 @@ core_exec(PyObject *module)
     if (mn_pending_open(module, st) < 0
         || PyModule_AddFunctions(module, mn_process_functions) < 0
         || PyModule_AddFunctions(module, mn_native_functions) < 0
-        || add_numbers(module) < 0
+        || add_numbers(module) < 0 || add_names(module) < 0
         || PyModule_AddStringConstant(module, "compiler", compiler) < 0) {
         return -1;
     }
