@@ -103,7 +103,7 @@ SLOW: dict[str, str] = {
     "tests/test_memory_budget.py::test_slow_consumer_does_not_fill_memory[ready-False":
         "the same retained.",
     "tests/test_memory_budget.py::test_slow_consumer_does_not_fill_memory[more workers-False":
-        "other kinds; tests/policy/test_memory.py.",
+        "other kinds.",
     "tests/workers/test_remote.py::test_batches_are_equal_when_actors_are_killed[300]": "the same with 20 kills.",
     "tests/test_resume_elastic.py::test_elastic_resume_with_killed_workers[2-3":
         "the same from four ranks to one.",
@@ -163,7 +163,7 @@ SLOW: dict[str, str] = {
     "tests/test_benchmarks.py::test_startup": "tests/attack/test_start_methods.py.",
     "tests/test_benchmarks.py::test_workers": "tests/workers/test_worker_numbers.py.",
     "tests/test_benchmarks.py::test_volumes": "tests/test_examples.py runs volumes.",
-    "tests/test_benchmarks.py::test_threads": "tests/workers/test_thread_workers.py.",
+    "tests/test_benchmarks.py::test_threads": "tests/workers/test_thread_pool.py.",
     "tests/test_benchmarks.py::test_many_workers": "tests/workers.",
     "tests/test_benchmarks.py::test_locality": "tests/iterators/test_locality.py.",
     "tests/test_docs.py::test_pictures_are_drawn": "the pictures are files that change rarely.",
