@@ -2,7 +2,7 @@
 
 All processes of a loader share one file in memory. A worker that ends with an exception that no
 sample catches (``sys.exit()``, a BaseException) appends a description of it. On a signal, a worker
-appends the stack of its main thread, even if C code holds the GIL.
+appends the stack of its main thread, even if C code holds the GIL. On another one it dies of it then.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from typing import Any
 #: signal from the program that makes a worker write its stack. It is a real-time signal near the
 #: end of the range, for which no other use is known
 STACK_SIGNAL = signal.SIGRTMAX - 3
+#: the same, and the worker dies of it: a call that a signal ends early must not become a result.
+#: csrc/workers/mn_crew.h has it as MN_LATE_SIGNAL
+LATE_SIGNAL = signal.SIGRTMAX - 4
 #: size limit of the file in bytes; nothing is written past it
 MOST = 1 << 20
 #: characters of one worker's description
@@ -81,9 +84,10 @@ class Notes:
             os.write(self.fd, json.dumps(record).encode() + b"\n")
 
     def show_stack_at_signal(self) -> None:
-        """Installs the handler, unless the program uses the signal itself."""
-        if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
-            faulthandler.register(STACK_SIGNAL, file=self.fd, all_threads=False, chain=False)
+        """Installs the handlers, unless the program uses the signals itself."""
+        for number, dies in (STACK_SIGNAL, False), (LATE_SIGNAL, True):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                faulthandler.register(number, file=self.fd, all_threads=False, chain=dies)
 
     # ---- in the program --------------------------------------------------------------
 
@@ -103,15 +107,17 @@ class Notes:
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)
 
-    def stack_of(self, pid: int, send: Callable[[int], object]) -> str:
+    def stack_of(
+        self, pid: int, send: Callable[[int], object], number: int = STACK_SIGNAL
+    ) -> str:
         """The stack of a worker's main thread, innermost call first; empty if the worker does not
-        answer. send: sends the signal to it."""
-        if self.fd < 0 or not _catches(pid, STACK_SIGNAL):
+        answer. send: sends the signal to it; number: of the signal."""
+        if self.fd < 0 or not _catches(pid, number):
             return ""
         begin = os.fstat(self.fd).st_size
         if begin >= MOST:
             return ""
-        send(STACK_SIGNAL)
+        send(number)
         deadline, size = time.monotonic() + STACK_SECONDS, begin
         while time.monotonic() < deadline:
             time.sleep(0.01)

@@ -279,6 +279,8 @@ class Failure:
         except Exception as error:
             if self.note:
                 add_note(error, self.note)
+            if isinstance(error, WorkerLost) and isinstance(cause, WorkerLost):
+                vars(error).update(vars(cause))  # pid, index, exit_status
             if self.wrapper.exc_type is bdb.BdbQuit:
                 add_note(error, "minato: a debugger has no terminal in a worker process. Set "
                          "num_workers=0 to step through a dataset.")  # fmt: skip

@@ -492,7 +492,7 @@ mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request
 }
 
 bool
-mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row)
+mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row, bool end)
 {
     if (worker >= e->shm.ctl->nworkers) {
         return false;
@@ -507,7 +507,7 @@ mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64
     uint64_t word = late ? mn_tasks_word(&e->tasks, task) : 0;
     late = late && mn_word_status(word) == MN_TASK_RUNNING && mn_word_worker(word) == worker;
     if (late) {
-        mn_crew_late(&e->crew, worker, word);
+        mn_crew_late(&e->crew, worker, word, end);
     }
     mn_engine_unlock(e);
     return late;

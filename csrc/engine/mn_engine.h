@@ -107,10 +107,10 @@ mn_engine_wake_waiters(struct mn_engine *e);
 void
 mn_engine_ask_to_exit(struct mn_engine *e, uint32_t worker, enum mn_exit_request how);
 
-/* Ends the worker if it still makes this row of the batch with this number: that took too long. The
- * worker is replaced, and its task is lost. Returns whether it does. */
+/* If the worker still makes this row of the batch with this number, that took too long: once it is
+ * killed, it is replaced, and its task is lost. end: kills it. Returns whether it makes the row. */
 bool
-mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row);
+mn_engine_end_late(struct mn_engine *e, uint32_t worker, uint64_t number, uint64_t row, bool end);
 
 /* Signals the worker's process. retire: it is not replaced when it ends. Returns 0; -ESRCH: it has
  * ended; -EINVAL for a number without an entry; -errno. */

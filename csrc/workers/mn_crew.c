@@ -137,7 +137,8 @@ mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     if (damaged) {
         death.status = MN_STATUS_DAMAGED + (int32_t)m->damage;
     }
-    bool late = m->late != 0 && death.status == -SIGKILL;
+    bool late = m->late != 0
+                && (death.status == -SIGKILL || death.status == -MN_LATE_SIGNAL);
     death.status = late ? MN_STATUS_LATE : death.status;
     bool again = false;
     if (!stopping && !left) {
@@ -238,12 +239,14 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what)
 }
 
 void
-mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word)
+mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word, bool end)
 {
     struct mn_member *m = &c->members[worker];
     m->late = word;
-    mn_a32_store_release(&m->end, 1); /* the engine thread does it */
-    c->wakes.engine = true;
+    if (end) {
+        mn_a32_store_release(&m->end, 1); /* the engine thread does it */
+        c->wakes.engine = true;
+    }
 }
 
 bool

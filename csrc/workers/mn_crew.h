@@ -179,9 +179,12 @@ mn_crew_swept(struct mn_crew *c, uint32_t worker);
 void
 mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
 
-/* Ends a worker because a sample of the task with this word takes too long. */
+/* The signal by which a worker writes its stack and dies: LATE_SIGNAL of minato/_notes.py. */
+#define MN_LATE_SIGNAL (SIGRTMAX - 4)
+
+/* Notes that a sample of the task with this word takes too long. end: also kills the worker. */
 void
-mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word);
+mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word, bool end);
 
 /* Returns whether a worker was ended for damage and still exists. */
 bool

@@ -176,14 +176,17 @@ class LateSamples:
         return not hasattr(indices, "__len__") or running[1] < len(indices)
 
     def _end(self, pool: Any, number: int, pid: int, running: tuple[int, int]) -> None:
-        stack = pool.stack_of(number)
+        stack = pool.end_late(number, *running)
+        if stack is None:
+            return
         where = f"It was here, latest call first:\n{stack}\n" if stack else ""
+        at = f" ({stack.splitlines()[0].strip()})" if stack else ""
         text = (
-            f"took longer than sample_timeout={self._seconds:g} seconds. {where}Its DataLoader worker "
-            f"(pid {pid}) was killed for exceeding sample_timeout, and it is not tried again."
+            f"took longer than sample_timeout={self._seconds:g} seconds. {where}The sample's "
+            f"DataLoader worker (pid {pid}) was killed for exceeding sample_timeout{at}, and the "
+            "sample is not tried again."
         )
         pool.notes.ends_late(pid, text)
-        pool.engine.end_late(number, *running)
 
 
 #: number of workers that the error of a timeout names
@@ -297,10 +300,15 @@ class Supervisor:
         samples = sum(entry["rows"] for entry in engine.workers())
         failed = self.served.position.as_stats().get("failed", {})
         hits, misses = self._cache_counts()
+        made: dict[str, float] = {}
+        if not self.served.facts.iterable:  # else only its workers know how many samples a batch has
+            made = {
+                "minato.samples": samples,
+                "minato.bytes": samples * layout.core.row_bytes if layout is not None else 0,
+            }
         return {
+            **made,
             "minato.batches": waits["waits"],
-            "minato.samples": samples,
-            "minato.bytes": samples * layout.core.row_bytes if layout is not None else 0,
             "minato.wait.time": waits["wait_ns"] * 1e-9,
             "minato.program.time": waits["used_ns"] * 1e-9,
             "minato.retries": health["retries"],

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
-from .._notes import Notes
+from .._notes import LATE_SIGNAL, STACK_SIGNAL, Notes
 from .._system import explained
 from ..errors import program_level
 from ..seeding import generator_states
@@ -378,15 +378,21 @@ class Pool(Executor):
         """Process id of the zygote, also if it has died or not begun."""
         return self.zygote.pid if self.zygote is not None else None
 
-    def stack_of(self, number: int) -> str:
+    def stack_of(self, number: int, by: int = STACK_SIGNAL) -> str:
         entry = self.worker_entry(number)
         if entry is None or not entry["pid"]:
             return ""
         with contextlib.suppress(OSError):
-            return self.notes.stack_of(
-                entry["pid"], lambda number_of_signal: self._lives(number, number_of_signal)
-            )
+            return self.notes.stack_of(entry["pid"], lambda by: self._lives(number, by), by)
         return ""
+
+    def end_late(self, number: int, batch: int, row: int) -> str | None:
+        """Kills the worker that makes this row; returns its last stack. None if none does."""
+        if not self.engine.end_late(number, batch, row, False):
+            return None
+        stack = self.stack_of(number, LATE_SIGNAL)
+        self.engine.end_late(number, batch, row, True)  # in case it has not died of that signal
+        return stack
 
     def moving(self) -> str:
         return self.notes.moving()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from typing import Any
 
@@ -39,6 +40,15 @@ class HangsTogether(Hangs):
 def waits_for_ever() -> None:
     while True:
         time.sleep(60)
+
+
+class Polls(Hangs):
+    """A signal ends the call of some samples early."""
+
+    def __getitem__(self, index: int) -> int:
+        if index in LATE_ONES:
+            ctypes.CDLL(None).poll(None, 0, 60_000)
+        return index
 
 
 def made(**options: Any) -> Any:
@@ -85,6 +95,7 @@ def test_late_sample_raises_with_its_index_and_stack(options: dict[str, Any]) ->
 @pytest.mark.filterwarnings("ignore:2 samples of this epoch failed")
 @pytest.mark.parametrize("mode, options", [
     *(("skip", options) for options in [*KINDS[1:3], {"in_order": False}, {"dataset": HangsTogether()}]),
+    ("skip", {"dataset": Polls()}),
     ("replace", {}), ("replace", {"batch_size": None}),
 ], ids=lambda given: given if isinstance(given, str) else "-".join(given) or "default")
 def test_late_sample_follows_on_error(options: dict[str, Any], mode: str) -> None:
@@ -95,11 +106,13 @@ def test_late_sample_follows_on_error(options: dict[str, Any], mode: str) -> Non
     failed = loader.stats()["failed"]
     assert failed["left_out"] + failed["replaced"] == 2
     assert {index for index, _, _ in failed["latest"]} == LATE_ONES
+    assert all("sample_timeout" in text and __file__ in text for _, text, _ in failed["latest"])
 
 
 def test_late_samples_past_max_errors_raise() -> None:
-    with pytest.raises(minato.WorkerLost, match="sample_timeout.*"):
+    with pytest.raises(minato.WorkerLost, match="sample_timeout.*") as caught:
         list(made(on_error="skip", max_errors=1))
+    assert caught.value.index in LATE_ONES and caught.value.exit_status == LATE
 
 
 def test_late_call_of_getitems_names_the_batch() -> None:
@@ -173,15 +186,12 @@ class FakePool:
     def workers(self) -> list[dict[str, Any]]:
         return [{"pid": 1, "since_ns": 5, "running": (0, 2)}]
 
-    def stack_of(self, number: int) -> str:
-        return ""
-
     def ends_late(self, pid: int, text: str) -> None:
         pass
 
-    def end_late(self, *what: int) -> bool:
+    def end_late(self, *what: int) -> str:
         self.ended.append(what)
-        return True
+        return ""
 
 
 def test_stopped_program_makes_no_sample_late(monkeypatch: pytest.MonkeyPatch) -> None:

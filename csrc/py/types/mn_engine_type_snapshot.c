@@ -175,18 +175,19 @@ mn_engine_py_kill_worker(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObjec
 }
 
 const char mn_engine_end_late_doc[] =
-    "end_late(number, batch, row) -> bool: kills the worker if it makes that row.\n"
-    "Its task is not retried. Whether it did";
+    "end_late(number, batch, row, end) -> bool: whether the worker makes that row. If so, and if\n"
+    "it is killed now, its task is not retried. end: kills it.";
 
 PyObject *
 mn_engine_py_end_late(PyObject *Py_UNUSED(self), struct mn_engine *e, PyObject *args)
 {
     unsigned int w;
     unsigned long long number, row;
-    if (!PyArg_ParseTuple(args, "IKK", &w, &number, &row)) {
+    int end;
+    if (!PyArg_ParseTuple(args, "IKKp", &w, &number, &row, &end)) {
         return NULL;
     }
-    return PyBool_FromLong(mn_engine_end_late(e, w, number, row));
+    return PyBool_FromLong(mn_engine_end_late(e, w, number, row, end != 0));
 }
 
 const char mn_engine_end_worker_doc[] =
