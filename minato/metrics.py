@@ -57,6 +57,8 @@ NUMBERS = {
     WAIT: (HISTOGRAM, "s", "Waits of the program for a batch."),
 }
 
+#: not counted for iterable datasets: only their workers know how many samples a batch has
+_OF_SAMPLES = "minato.samples", "minato.bytes"
 #: functions that get each wait: (seconds, labels)
 _recorders: list[Callable[[float, dict[str, str]], object]] = []
 _exporter: threading.Thread | None = None
@@ -75,6 +77,8 @@ def read() -> list[Number]:
     for name, (kind, unit, text) in NUMBERS.items():
         for loader, counts in found.items():
             values: Any = now[loader] if kind == GAUGE else counts
+            if name in _OF_SAMPLES and counts and "minato.samples" not in counts:
+                continue
             value: Any = values[name]
             if kind == HISTOGRAM:
                 slow = [int(counts[f"{WAIT} {at}"]) for at in range(len(BOUNDS) + 1)]

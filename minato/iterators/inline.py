@@ -199,7 +199,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         position.progress = progress = position.new_progress(position.start)
         self._number, self._place = 0, progress.first  # of the next batch, and of its first sample
         me = weakref.ref(self)
-        self._load.samples = lambda: it._place - it._progress.first if (it := me()) else 0
+        if self._dataset_kind == _DatasetKind.Map:
+            self._load.samples = lambda: it._place - it._progress.first if (it := me()) else 0
         if start and start["base_seed"] is not None:
             progress.epoch = start["epoch"]
         if start.get("begun"):
@@ -221,7 +222,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         if "_place" not in self.__dict__:  # its start failed
             return
         made = self._place - self._progress.first
-        self._load.samples = lambda: made
+        if self._dataset_kind == _DatasetKind.Map:
+            self._load.samples = lambda: made
         if position.here is None:
             return
         progress = position.progress

@@ -39,7 +39,8 @@ worker_type                 "process", "thread" or "native" (both threads of thi
 worker_start                "forked": from a process that has imported torch. "each by itself: ..."
                             with the reason: slower. None: not known yet, or threads
 workers                     one dict each: state, pid, running (number of the batch, position in
-                            it), tasks, rows (samples), busy, cpu
+                            it), tasks, rows (samples; of an iterable dataset, those asked for),
+                            busy, cpu
 retries, deaths             tasks given to another worker, workers that died
 device                      with device=: device (its name), batches delivered, copies (tensors),
                             bytes. through: bytes by source on the host. "locked": where workers

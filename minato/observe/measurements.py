@@ -103,7 +103,7 @@ class Load:
     def __init__(self, batch_size: int, name: str) -> None:
         self.name = name
         self.counted = self.watched = False
-        self.samples: Callable[[], int] = lambda: 0
+        self.samples: Callable[[], int] | None = None  # None: not known, of an iterable dataset
         self.batches = 0
         self._size = batch_size
         self._load_ns = self._used_ns = self._most_ns = 0
@@ -141,9 +141,10 @@ class Load:
 
     def counts(self) -> dict[str, float]:
         """Totals, see ``minato.metrics``."""
+        found: dict[str, float] = {} if self.samples is None else {"minato.samples": self.samples()}
         return {
+            **found,
             "minato.batches": self.batches,
-            "minato.samples": self.samples(),
             "minato.wait.time": self._load_ns * _NS,
             "minato.program.time": self._used_ns * _NS,
         }

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from contract.support import programs
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import minato
 from minato import metrics
@@ -39,6 +39,11 @@ class Failing(Counted):
     pass
 
 
+class Numbers(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter(range(40))
+
+
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals, "_ended", defaultdict(Counter))
@@ -51,6 +56,13 @@ def numbers(loader: str = "Counted") -> dict[str, Any]:
 
 def made(**options: Any) -> Any:
     return minato.DataLoader(options.pop("dataset", Counted()), 4, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_of_an_iterable_dataset_are_not_counted(workers: int) -> None:
+    list(minato.DataLoader(Numbers(), batch_size=8, num_workers=workers))
+    found = numbers("Numbers")
+    assert found["minato.batches"] == 5 and "minato.samples" not in found
 
 
 @pytest.mark.parametrize("options", [
