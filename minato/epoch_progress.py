@@ -16,7 +16,7 @@ from .stateful import Kept
 class Progress:
     """Holds what one epoch has delivered so far, and how it started."""
 
-    epoch: int = 0
+    epoch: int = 0  # of the seeds: without persistent workers 0 in each
     base_seed: int | None = None
     persistent: bool = False
     user_epoch: int = 0  # 1 + the argument of set_epoch(); 0: it was not called
@@ -41,6 +41,7 @@ class Progress:
     ranks: Ranks | None = None  # the ranks that share the epoch; None: not started
     chosen: Any = None  # with cache_reorder=True: which samples batches have; iterators/samplers.py
     unit: str = "batch"  # what the numbers count: "batch", or "sample" for batching="ready"
+    number: int = 0  # of the loader's epoch, as stats() counts and the trace shows it
 
     def delivered(self, number: int, worker: int = 0) -> None:
         if self.by_worker is not None:

@@ -130,6 +130,7 @@ class Position:
             self._begin_elastic(self.elastic, start)
         self.progress = self.new_progress(start)
         self.memo.epochs += 1
+        self.progress.number = max(self.epoch, self.memo.epochs - 1)
         if self.memo.misses is not None:
             self.memo.misses.epochs += 1
         with global_generators(states):
@@ -222,6 +223,7 @@ class Position:
         self.sources = self.sources.again()
         progress = self.new_progress()
         progress.early = True
+        progress.number = max(self.epoch, self.progress.number + 1)
         return progress
 
     def begin_next(self, sampler: Any, progress: Progress) -> Iterator[Any]:
@@ -232,6 +234,7 @@ class Position:
     def adopt(self, progress: Progress) -> None:
         """Makes the epoch that was started early the current one."""
         progress.early = False
+        self.memo.epochs += 1
         if self.elastic is not None:
             self.memo.note_elastic(progress.epoch, False)
         self.progress = self.memo.progress = progress

@@ -219,7 +219,7 @@ class ReadyReceiver(Receiver):
                 gone.append((batch, block))
         if trace is not None:
             for batch, block in gone:
-                trace.block(batch.indices, block)
+                trace.block(batch.progress.number, batch.indices, block)
 
     def _data_of_runs(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
         layout = self.shape.layout
@@ -316,7 +316,7 @@ class ReadyIterator(BalancedIterator):
 
     def _next_batch(self) -> Any:
         """The next batch, or a Failure that the caller raises or unpacks."""
-        planner, progress, position = self._planner, self._progress, self._position
+        planner, progress = self._planner, self._progress
         if not planner.planned and not planner.draw.exhausted:
             planner.fill()  # an empty plan would be taken for the end
         if self._receiver.at_end():
@@ -333,5 +333,5 @@ class ReadyIterator(BalancedIterator):
             for batch, row0, rows in what:
                 progress.delivered_run(batch.position + row0, rows)
         if (trace := self._supervisor.trace) is not None:
-            trace.formed(position.epoch, indices_of(what))
+            trace.formed(progress.number, indices_of(what))
         return data

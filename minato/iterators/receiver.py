@@ -359,7 +359,7 @@ class Receiver:
 
     def _trace(self, trace: Trace, batch: Batch, block: Block) -> None:
         try:
-            trace.block(batch.indices, block)
+            trace.block(batch.progress.number, batch.indices, block)
         except Exception:  # an index whose repr fails
             self.engine.retire(block)
             raise

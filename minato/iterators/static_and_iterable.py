@@ -230,8 +230,8 @@ class StaticIterator(MinatoIterator):
             return
         sent.done_ns = self._engine.poll(sent.block)
         try:
-            if self._supervisor.trace is not None:
-                self._supervisor.trace.block(sent.index, sent.block)
+            if (trace := self._supervisor.trace) is not None:
+                trace.block(self._progress.number, sent.index, sent.block)
             sent.answer, sent.stated = (EXHAUSTED, None), None
             if not ended:
                 sent.answer, sent.stated = placed_batch(

@@ -162,9 +162,10 @@ class Trace:
 
     # ---- a batch -----------------------------------------------------------------------
 
-    def block(self, indices: Any, block: Block) -> None:
-        """Writes the tasks of a block that is about to be read, and the events since the last."""
-        epoch, number, tasks = self.engine.spans(block)
+    def block(self, epoch: int, indices: Any, block: Block) -> None:
+        """Writes the tasks of a block that is about to be read, and the events since the last. epoch:
+        its number, as stats() counts; the engine knows only that of the seeds."""
+        _, number, tasks = self.engine.spans(block)
         common: Event = {"epoch": epoch, "batch": number}
         events: list[Event] = []
         for task in tasks:

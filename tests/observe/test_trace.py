@@ -152,6 +152,35 @@ for epoch in range(2):
     assert {e["tid"] for e in started} == {FIRST_WORKER, FIRST_WORKER + 1}
 
 
+EPOCHS = """
+for options in ({}, {"persistent_workers": True}, {"scheduling": "static"},
+                {"persistent_workers": True, "prefetch_next_epoch": True},
+                {"batching": "ready", "in_order": False}):
+    loader = minato.DataLoader(Data(8), 4, num_workers=2, **options)
+    epochs = []
+    for _ in range(4):
+        iterator = iter(loader)
+        next(iterator)
+        epochs += [loader.stats()["epoch"]] * 2
+        list(iterator)
+        if len(epochs) == 4 and options == {"persistent_workers": True}:
+            loader.load_state_dict({**loader.state_dict(), "epoch": 6})  # a resumed program
+        del iterator
+        if len(epochs) == 4:
+            loader._iterator = None  # as after an error: persistent workers start anew
+    print(*epochs)
+"""
+
+
+def test_epochs_of_events_are_those_of_stats(tmp_path: Path) -> None:
+    by_loader = run(tmp_path, EPOCHS).splitlines()
+    assert by_loader[1] == "0 0 1 1 6 6 7 7"
+    assert {*by_loader[:1], *by_loader[2:]} == {"0 0 1 1 2 2 3 3"}
+    for epochs, events in zip(by_loader, groups(load(tmp_path / "trace.json")), strict=True):
+        batches = of(events, ph="b") or of(events, name="batch formed")
+        assert [e["args"]["epoch"] for e in batches] == [int(epoch) for epoch in epochs.split()]
+
+
 def test_cheap_samples_of_one_task_follow_each_other(tmp_path: Path) -> None:
     run(tmp_path, """
 loader = minato.DataLoader(Data(640, seconds=0), 64, num_workers=1)
@@ -412,8 +441,8 @@ class Known(Data):
             raise ValueError("not this one")
         return super().__getitem__(index)
 
-def block(self, indices, block, traced=Trace.block):
-    traced(self, indices, block)
+def block(self, epoch, indices, block, traced=Trace.block):
+    traced(self, epoch, indices, block)
     if 13 in indices:
         raise OverflowError("not traced")
 
