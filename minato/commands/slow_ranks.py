@@ -21,6 +21,8 @@ WORST = 10
 _RANK = re.compile(r"^loader (\d+) of process \d+ \(rank (\d+)\)$")
 #: kinds of spans in which a worker makes a sample, or a batch whose samples were not timed
 _WORK = ("sample", "whole")
+#: a sample of the batch itself is named if its part of a wait is at least this share of the longest
+OWN = 0.75
 
 #: loader of the process, epoch, batch, and how often the same had come before
 Key = tuple[int, int, int, int]
@@ -32,6 +34,7 @@ class Span(NamedTuple):
     begin: float
     length: float
     index: Any = None  # of the sample
+    batch: Any = None  # of the sample: loader, epoch and number
 
     def overlap(self, other: Span) -> float:
         """The part of both."""
@@ -46,10 +49,16 @@ class Rank(NamedTuple):
     waits: dict[Key, Span]
     work: list[Span]
 
-    def blamed(self, wait: Span) -> Span | None:
-        """The sample that was in the making for most of a wait."""
-        best = max(self.work, key=wait.overlap, default=None)
-        return best if best is not None and best.overlap(wait) > 0 else None
+    def blamed(self, batch: Key) -> Span | None:
+        """The sample that was in the making for most of the wait for a batch. One of another batch can
+        have kept the worker. A slow sample of the batch itself is the likelier cause, also if
+        another was in the making for slightly longer."""
+        overlap = self.waits[batch].overlap
+        best = max(self.work, key=overlap, default=None)
+        if best is None or overlap(best) <= 0:
+            return None
+        own = max((s for s in self.work if s.batch == batch[:3]), key=overlap, default=best)
+        return own if overlap(own) >= OWN * overlap(best) else best
 
 
 def read(path: str) -> Rank:
@@ -72,7 +81,8 @@ def read(path: str) -> Rank:
                     loaders[event["pid"]], number = int(found[1]), int(found[2])
                 elif event.get("cat") in _WORK:
                     index = args.get("index", args.get("indices"))
-                    work.append(Span(event["ts"], event["dur"], index))
+                    of = loaders.get(event["pid"], 0), args.get("epoch"), args.get("batch")
+                    work.append(Span(event["ts"], event["dur"], index, of))
                 elif event.get("cat") == "batch" and event["ph"] == "b":
                     received.append((loaders.get(event["pid"], 0), args["epoch"], args["batch"]))
                 elif event.get("cat") == "wait" and received:
@@ -129,7 +139,7 @@ def page(ranks: list[Rank], missing: list[str]) -> list[str]:
         if step.held <= 0:
             break
         _loader, epoch, batch, _again = step.batch
-        sample = step.rank.blamed(step.rank.waits[step.batch])
+        sample = step.rank.blamed(step.batch)
         what = ""
         if sample is not None:
             what = f", sample {sample.index} ({sample.length * 1e-6:.3f} s)"

@@ -64,7 +64,8 @@ def test_planted_rank_and_samples_come_first(traces: list[Path], capsys: Any) ->
 
 
 def trace(folder: Path, rank: int, waits: list[float], samples: list[Any], loader: int = 1) -> str:
-    """A trace whose waits, in seconds, follow each other, and samples of (index, begin, length)."""
+    """A trace whose waits, in seconds, follow each other, and samples of (index, begin, length), or
+    (index, begin, length, batch)."""
     pid = 1000 * (rank + 1) + loader
     name = {"name": f"loader {loader} of process {rank + 1} (rank {rank})"}
     events: list[dict[str, Any]] = [
@@ -72,8 +73,9 @@ def trace(folder: Path, rank: int, waits: list[float], samples: list[Any], loade
     at = rank * 1e9  # another clock
     events += [
         {"ph": "X", "name": f"sample {index}", "cat": "sample", "pid": pid, "tid": 10,
-         "ts": at + begin * 1e6, "dur": length * 1e6, "args": {"index": index}}
-        for index, begin, length in samples
+         "ts": at + begin * 1e6, "dur": length * 1e6,
+         "args": {"index": index, "epoch": 0, **({"batch": batch[0]} if batch else {})}}
+        for index, begin, length, *batch in samples
     ]  # fmt: skip
     for number, wait in enumerate(waits):
         args = {"epoch": 0, "batch": number}
@@ -99,6 +101,16 @@ def test_held_time_is_the_wait_beyond_the_second(tmp_path: Path, capsys: Any) ->
     assert "if no rank waited: 3.700 s" in text
     assert "1.900 s  rank 1, epoch 0, batch 1, sample 9 (2.000 s)" in text
     assert "0.600 s  rank 0, epoch 0, batch 0, sample 7 (0.800 s)" in text
+
+
+@pytest.mark.parametrize("end, named", [(0.327, 38), (0.26, 38), (0.25, 9), (0.1, 9)])
+def test_samples_of_the_batch_itself_come_first(
+    tmp_path: Path, capsys: Any, end: float, named: int
+) -> None:
+    """A slow sample of batch 4 covers the wait for batch 1 wholly, and one of batch 1 a part of it."""
+    slow = [(38, 0.1, end, 1), (9, 0.05, 0.418, 4), (2, 0.0, 0.3, 0)]
+    assert ranks.run([trace(tmp_path, 0, [0.1, 0.1], []), trace(tmp_path, 1, [0.1, 0.341], slow)]) == 0
+    assert f"rank 1, epoch 0, batch 1, sample {named} (" in capsys.readouterr().out
 
 
 def test_missing_ranks_and_batches_are_named(tmp_path: Path, capsys: Any) -> None:
