@@ -3,7 +3,8 @@
 Reads one file a rank, as ``MINATO_TRACE`` writes them. In a step all ranks wait for the last one.
 What that step would gain if only this rank were faster is its wait minus the second longest. The
 files are compared batch by batch; each rank's times are compared with each other only, so the
-clocks of machines need not agree.
+clocks of machines need not agree. Ranks may iterate loaders in different orders, and some loaders on
+one rank only, so a loader is found in other files by what it loads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import json
 import re
 import sys
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from typing import Any, NamedTuple
 
 #: steps that are listed
@@ -24,7 +25,7 @@ _WORK = ("sample", "whole")
 #: a sample of the batch itself is named if its part of a wait is at least this share of the longest
 OWN = 0.75
 
-#: loader of the process, epoch, batch, and how often the same had come before
+#: number of the loader in its process, epoch, batch, and how often the same had come before
 Key = tuple[int, int, int, int]
 
 
@@ -42,10 +43,26 @@ class Span(NamedTuple):
         return max(0.0, end - max(self.begin, other.begin))
 
 
+class Loader(NamedTuple):
+    """A loader of one rank."""
+
+    name: str
+    batch_size: int | None = None
+    sampler: str | None = None  # its class
+    samples: int | None = None  # of the dataset
+    number: int = 0  # in its process, in the order in which loaders are first iterated
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What equal loaders have in common."""
+        return self[:4]
+
+
 class Rank(NamedTuple):
     """What one rank's trace says."""
 
     number: int
+    loaders: dict[int, Loader]
     waits: dict[Key, Span]
     work: list[Span]
 
@@ -68,8 +85,11 @@ def read(path: str) -> Rank:
         OSError: if there is no such file.
         ValueError: if it is not a trace of a rank.
     """
-    number, loaders, seen = None, {}, Counter[Any]()
-    received: deque[tuple[int, int, int]] = deque()  # batches whose wait comes later
+    number, seen = None, Counter[Any]()
+    loaders: dict[int, Loader] = {}
+    groups: dict[int, int] = {}  # the number of its loader
+    # batches whose wait comes later, by group
+    received: defaultdict[int, deque[tuple[int, int, int]]] = defaultdict(deque)
     waits: dict[Key, Span] = {}
     work: list[Span] = []
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -78,15 +98,20 @@ def read(path: str) -> Rank:
                 event = json.loads(line.strip().rstrip(","))
                 args = event.get("args", {})
                 if event["name"] == "process_name" and (found := _RANK.match(args["name"])):
-                    loaders[event["pid"]], number = int(found[1]), int(found[2])
+                    number, group = int(found[2]), int(found[1])
+                    # without it the file is of an earlier version
+                    known = args.get("loader", {"name": f"loader {group}", "number": group})
+                    groups[event["pid"]] = known["number"]
+                    loaders.setdefault(known["number"], Loader(*map(known.get, Loader._fields)))
                 elif event.get("cat") in _WORK:
                     index = args.get("index", args.get("indices"))
-                    of = loaders.get(event["pid"], 0), args.get("epoch"), args.get("batch")
+                    of = groups[event["pid"]], args.get("epoch"), args.get("batch")
                     work.append(Span(event["ts"], event["dur"], index, of))
                 elif event.get("cat") == "batch" and event["ph"] == "b":
-                    received.append((loaders.get(event["pid"], 0), args["epoch"], args["batch"]))
-                elif event.get("cat") == "wait" and received:
-                    of = received.popleft()  # copied to a device, it is handed over later
+                    of = groups[event["pid"]], args["epoch"], args["batch"]
+                    received[event["pid"]].append(of)
+                elif event.get("cat") == "wait" and received[event["pid"]]:
+                    of = received[event["pid"]].popleft()  # copied to a device, it is handed over later
                     waits[(*of, seen[of])] = Span(event["ts"], event["dur"])
                     seen[of] += 1
     if number is None:
@@ -94,35 +119,117 @@ def read(path: str) -> Rank:
             "it is not a trace of a rank. Set MINATO_TRACE=trace-%p.json on all ranks of a program "
             "that a launcher such as torchrun starts"
         )
-    return Rank(number, waits, work)
+    return Rank(number, loaders, waits, work)
+
+
+#: the same loader on each rank
+Same = tuple[Loader, ...]
+
+
+def same_loaders(ranks: list[Rank]) -> list[Same]:
+    """Loaders that all ranks have: with the same name, batch size, class of sampler and number of
+    samples. Equal ones are matched in the order of their numbers. Of the others, the datasets may
+    differ in length, as each rank's part of one does."""
+    found: list[Same] = []
+    for traits in (4, 3):
+        kinds: list[dict[Any, list[Loader]]] = []
+        for place, rank in enumerate(ranks):
+            taken = {same[place] for same in found}
+            by_kind: dict[Any, list[Loader]] = defaultdict(list)
+            for loader in sorted({*rank.loaders.values()} - taken, key=_order):
+                by_kind[loader.kind[:traits]].append(loader)
+            kinds.append(by_kind)
+        for kind in kinds[0]:
+            equal = [by_kind.get(kind, []) for by_kind in kinds]
+            if traits == 4:
+                found += zip(*equal)
+            elif len({*map(len, equal)}) == 1:
+                found += filter(_near, zip(*equal))
+    return found
+
+
+def _order(loader: Loader) -> tuple[int, int]:
+    return loader.samples or 0, loader.number
+
+
+def _near(same: Same) -> bool:
+    """Whether the datasets can be parts of one: the longest is at most twice the shortest."""
+    sizes = [loader.samples or 0 for loader in same]
+    return 0 < max(sizes) <= 2 * min(sizes)
 
 
 class Step(NamedTuple):
     """A batch for which one rank held up the others."""
 
     held: float  # seconds
+    longest: float  # wait, in seconds
     rank: Rank
-    batch: Key
+    batch: Key  # in that rank's trace
 
 
-def steps_of(ranks: list[Rank]) -> list[Step]:
-    """The batches that all ranks have, and for each the rank that waited longest."""
+def steps_of(ranks: list[Rank], same: Same) -> tuple[list[Step], int]:
+    """The batches of a loader that all ranks have, and for each the rank that waited longest. Also
+    how many others there are."""
+    waits = [
+        {key[1:]: (wait.length * 1e-6, rank, key) for key, wait in rank.waits.items()
+         if key[0] == loader.number}
+        for rank, loader in zip(ranks, same)
+    ]  # fmt: skip
+    common = set.intersection(*({*of} for of in waits))
     found = []
-    for batch in ranks[0].waits.keys() & set.intersection(*({*rank.waits} for rank in ranks)):
-        second, last = sorted(ranks, key=lambda rank: rank.waits[batch].length)[-2:]
-        held = (last.waits[batch].length - second.waits[batch].length) * 1e-6
-        found.append(Step(held, last, batch))
-    return sorted(found, key=lambda step: (-step.held, step.batch))
+    for batch in common:
+        second, last = sorted((of[batch] for of in waits), key=lambda one: one[0])[-2:]
+        found.append(Step(last[0] - second[0], *last))
+    return found, len({batch for of in waits for batch in of} - common)
+
+
+class Names:
+    """How loaders are printed: a name, and what tells apart those that share it."""
+
+    def __init__(self, ranks: list[Rank]) -> None:
+        loaders = {(rank.number, loader) for rank in ranks for loader in rank.loaders.values()}
+        self._kinds = {loader.kind for _, loader in loaders}
+        self._equal = Counter((rank, loader.kind) for rank, loader in loaders)
+        self.several = any(len(rank.loaders) > 1 for rank in ranks)
+
+    def kind(self, loader: Loader) -> str:
+        """The name that equal loaders share."""
+        samples = "no length" if loader.samples is None else f"{loader.samples} samples"
+        texts = loader.name, f"batch_size={loader.batch_size}", loader.sampler, samples
+        others = [kind for kind in self._kinds if kind[0] == loader.name]
+        differ = [str(text) for text, of in zip(texts, zip(*others)) if len({*of}) > 1]
+        return loader.name + (f" ({', '.join(differ)})" if differ else "")
+
+    def one(self, rank: int, loader: Loader) -> str:
+        """The name of one rank's loader."""
+        equal = self._equal[rank, loader.kind] > 1
+        return self.kind(loader) + (f", loader {loader.number} of its trace" if equal else "")
+
+
+def left_out(ranks: list[Rank], found: list[Same], names: Names) -> list[str]:
+    """The loaders that not every rank has."""
+    batches: defaultdict[str, Counter[int]] = defaultdict(Counter)  # of each rank
+    for place, rank in enumerate(ranks):
+        count = Counter(key[0] for key in rank.waits)
+        for loader in {*rank.loaders.values()} - {same[place] for same in found}:
+            if count[loader.number]:
+                batches[names.kind(loader)][rank.number] += count[loader.number]
+    return [
+        f"{name}, {sum(of.values())} batches of rank {' and '.join(map(str, sorted(of)))}"
+        for name, of in sorted(batches.items())
+    ]
 
 
 def page(ranks: list[Rank], missing: list[str]) -> list[str]:
     """The lines to print. missing: what could not be read, and why."""
-    steps = steps_of(ranks)
-    every = {batch for rank in ranks for batch in rank.waits}
-    most = sum(max(rank.waits[step.batch].length for rank in ranks) for step in steps) * 1e-6
+    found, names = same_loaders(ranks), Names(ranks)
+    each = [steps_of(ranks, same) for same in found]
+    steps = sorted((s for some, _ in each for s in some), key=lambda s: (-s.held, s.batch))
     lines = [f"{len(ranks)} ranks, {len(steps)} batches that all of them have"]
-    if left := len(every) - len(steps):
+    if left := sum(others for _, others in each):
         lines.append(f"  {left} batches are left out: not every rank has them")
+    if loaders := left_out(ranks, found, names):
+        lines.append(f"  left out, as not every rank has the loader: {'; '.join(loaders)}")
     lines += [f"  missing: {text}" for text in missing]
     lines += ["", "held up the others: what a step would gain if this rank alone were faster"]
     held = Counter({rank.number: 0.0 for rank in ranks})
@@ -130,7 +237,7 @@ def page(ranks: list[Rank], missing: list[str]) -> list[str]:
         held[step.rank.number] += step.held  # type: ignore[assignment]
     lines += [f"  rank {number:<4} {seconds:8.3f} s" for number, seconds in held.most_common()]
     lines += [
-        f"  if no rank waited: {most:.3f} s",
+        f"  if no rank waited: {sum(step.longest for step in steps):.3f} s",
         "These are upper bounds, unless the program waits for the device in each step.",
         "",
         "worst steps",
@@ -138,13 +245,15 @@ def page(ranks: list[Rank], missing: list[str]) -> list[str]:
     for step in steps[:WORST]:
         if step.held <= 0:
             break
-        _loader, epoch, batch, _again = step.batch
+        loader, epoch, batch, _again = step.batch
         sample = step.rank.blamed(step.batch)
         what = ""
         if sample is not None:
             what = f", sample {sample.index} ({sample.length * 1e-6:.3f} s)"
-        number = step.rank.number
-        lines.append(f"  {step.held:8.3f} s  rank {number}, epoch {epoch}, batch {batch}{what}")
+        rank = f"rank {step.rank.number}"
+        if names.several:
+            rank += f", {names.one(step.rank.number, step.rank.loaders[loader])}"
+        lines.append(f"  {step.held:8.3f} s  {rank}, epoch {epoch}, batch {batch}{what}")
     return lines
 
 

@@ -111,6 +111,7 @@ class Memo:
         #: the worker scheduler's last result, and its bounds on the number of workers
         self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
+        self.trace_number = 0  # of its first group, which is the loader's number
 
     def warns_of(self, subject: str) -> bool:
         """Whether a warning that is shown once for a loader is due. It is not due again."""

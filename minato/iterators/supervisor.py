@@ -42,7 +42,7 @@ from ..workers.process_pool import Executor, Pool
 from .failed_batches import placed
 from .position import Position
 from .stats import Served, engine_stats
-from .trace import Trace, tracer, writer as trace_writer
+from .trace import Trace, tracer, traits_of, writer as trace_writer
 from .window import per_worker
 
 #: all workers must have been in their first sample for this many seconds
@@ -229,6 +229,7 @@ class Supervisor:
         self.title = title_of(loader)  # by which other processes show the loader
         self.reproducible = seed_of(loader) < SYSTEMS_SEEDS
         self.name = totals.name_of(loader)
+        self._traits = traits_of(loader)
         self.counted = self.watched = False
         self.pool: Executor | None = None
         self.trace: Trace | None = None
@@ -277,7 +278,7 @@ class Supervisor:
         except BaseException:
             pool.stop()
             raise
-        self.trace = tracer(self._memo, self, pool.engine, self.balanced)
+        self.trace = tracer(self._memo, self, pool.engine, self.balanced, self._traits)
         self._cached = self._cache_counts()
         totals.begins(self)
 

@@ -1,12 +1,13 @@
 """``MINATO_TRACE=file``: a timeline of loading, for Perfetto or chrome://tracing.
 
-The file is a JSON array of trace events (the Trace Event Format). A group ("process") is one set
-of workers. It has a track for each worker, one for the trainer's waits in ``next()`` and one for
-decisions. A span in a worker's track is a sample, or a batch that one worker made whole. The
-collating of a batch that several workers have fetched is a span, too. Batches are asynchronous
-spans from the start of the first sample to the end of the last. An arrow leads from the task that
-completed a batch to the wait that it ended. Times are microseconds of the monotonic clock. Tracing
-costs the trainer some seven microseconds a sample.
+The file is a JSON array of trace events (the Trace Event Format). A group ("process") is one set of
+workers. Its metadata says what tells its loader from others, for ``minato ranks``. It has a track
+for each worker, one for the trainer's waits in ``next()`` and one for decisions. A span in a
+worker's track is a sample, or a batch that one worker made whole. The collating of a batch that
+several workers have fetched is a span, too. Batches are asynchronous spans from the start of the
+first sample to the end of the last. An arrow leads from the task that completed a batch to the wait
+that it ended. Times are microseconds of the monotonic clock. Tracing costs the trainer some seven
+microseconds a sample.
 
 Events are written with the batch that they belong to. A program that dies leaves an array without
 its closing bracket, which the format allows. ``%p`` in the name becomes the process id. If the file
@@ -27,7 +28,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core import start_reasons
+from ..epoch_progress import length_of
 from ..errors import program_level, text_of
+from ..observe.totals import name_of
+from ..seeding.order_generators import batch_size_of, sampler_of
 from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
@@ -108,7 +112,17 @@ class Lives(Protocol):
         """Whether the workers are there."""
 
 
-def tracer(memo: Memo, owner: Lives, engine: Engine, balanced: bool) -> Trace | None:
+def traits_of(loader: Any) -> Event:
+    """By which ``minato ranks`` finds the same loader in the traces of other ranks."""
+    return {
+        "name": name_of(loader), "batch_size": batch_size_of(loader),
+        "sampler": type(sampler_of(loader)).__name__, "samples": length_of(loader),
+    }  # fmt: skip
+
+
+def tracer(
+    memo: Memo, owner: Lives, engine: Engine, balanced: bool, traits: Event
+) -> Trace | None:
     """The trace of an iterator whose workers have just started; None: tracing is off."""
     out = writer()
     if out is None:
@@ -118,13 +132,16 @@ def tracer(memo: Memo, owner: Lives, engine: Engine, balanced: bool) -> Trace | 
     if not group or (last is not None and last is not owner and last.living()):
         group = next(out.numbers)  # two at once must not share tracks
     memo.trace_group = (group, weakref.ref(owner))
-    return Trace(out, group, engine, balanced)
+    memo.trace_number = memo.trace_number or group
+    return Trace(out, group, engine, balanced, {**traits, "number": memo.trace_number})
 
 
 class Trace:
     """Events of one iterator."""
 
-    def __init__(self, out: Writer, group: int, engine: Engine, balanced: bool) -> None:
+    def __init__(
+        self, out: Writer, group: int, engine: Engine, balanced: bool, loader: Event
+    ) -> None:
         self.out = out
         self.group = out.pid * 1000 + group
         self.waits = 0
@@ -139,12 +156,13 @@ class Trace:
             (FIRST_WORKER + w, f"worker {w}") for w in range(len(self.engine.workers()))
         ]
         out.write(
-            [self._meta("process_name", 0, name)]
+            [self._meta("process_name", 0, name, loader=loader)]
             + [self._meta("thread_name", tid, text) for tid, text in tracks]
         )
 
-    def _meta(self, what: str, tid: int, name: str) -> Event:
-        return {"ph": "M", "name": what, "pid": self.group, "tid": tid, "args": {"name": name}}
+    def _meta(self, what: str, tid: int, name: str, **more: Any) -> Event:
+        args = {"name": name, **more}
+        return {"ph": "M", "name": what, "pid": self.group, "tid": tid, "args": args}
 
     def _span(
         self, name: str, kind: str, tid: int, begin: int, ns: int, **args: Any

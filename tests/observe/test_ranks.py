@@ -37,11 +37,16 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("ranks")
+    return launched(tmp_path_factory.mktemp("ranks"), PROGRAM, 3)
+
+
+def launched(folder: Path, text: str, count: int) -> list[Path]:
+    """The traces of a program that torchrun starts."""
     program = folder / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", program],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}",
+         program],
         capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "MINATO_TRACE": str(folder / "trace-%p.json"),
              "OMP_NUM_THREADS": "1"},
@@ -63,11 +68,17 @@ def test_planted_rank_and_samples_come_first(traces: list[Path], capsys: Any) ->
     assert "These are upper bounds, unless the program waits for the device in each step." in lines
 
 
-def trace(folder: Path, rank: int, waits: list[float], samples: list[Any], loader: int = 1) -> str:
+def trace(
+    folder: Path, rank: int, waits: list[float], samples: list[Any], number: int = 1,
+    traits: dict[str, Any] | None = None,
+) -> str:  # fmt: skip
     """A trace whose waits, in seconds, follow each other, and samples of (index, begin, length), or
-    (index, begin, length, batch)."""
-    pid = 1000 * (rank + 1) + loader
-    name = {"name": f"loader {loader} of process {rank + 1} (rank {rank})"}
+    (index, begin, length, batch). number, traits: of the loader. An earlier version wrote no
+    traits."""
+    pid = 1000 * (rank + 1) + number
+    name: dict[str, Any] = {"name": f"loader {number} of process {rank + 1} (rank {rank})"}
+    if traits:
+        name["loader"] = {**traits, "number": number}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": name}]
     at = rank * 1e9  # another clock
@@ -127,3 +138,97 @@ def test_a_single_rank_is_an_error(tmp_path: Path, capsys: Any) -> None:
     one = trace(tmp_path, 0, [1.0], [])
     assert ranks.run([one, one]) == 1
     assert "at least two ranks" in capsys.readouterr().err
+
+
+#: rank 0 validates before it trains, with the same classes of dataset and sampler as in training.
+#: Rank 1 has a slow sample in each epoch; validation is slow throughout
+VALIDATES = """
+import os, time, torch
+import torch.distributed as dist
+import minato
+
+class Planted(torch.utils.data.Dataset):
+    def __init__(self, length, slow, seconds):
+        self.length, self.slow, self.seconds = length, slow, seconds
+    def __len__(self): return self.length
+    def __getitem__(self, index):
+        time.sleep(0.4 if index == self.slow else self.seconds)
+        return torch.zeros(2)
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+own = {"num_replicas": 2, "rank": rank, "shuffle": False}
+def loader(length, slow=None, seconds=0.002):
+    data = Planted(length, slow, seconds)
+    sampler = torch.utils.data.DistributedSampler(data, **own)
+    return minato.DataLoader(data, 4, sampler=sampler, num_workers=1, prefetch_factor=1)
+
+train, second, validation = loader(48, 25), loader(40), loader(32, seconds=0.03)
+second.name = "other"
+if rank == 0:
+    len(list(validation))
+for epoch in range(2):
+    for one in (train, second) if rank else (second, train):  # the first iterated is another
+        for batch in one:
+            pass
+    dist.all_reduce(torch.zeros(1))
+dist.destroy_process_group()
+"""
+
+
+def test_validation_on_one_rank_is_left_out(tmp_path: Path, capsys: Any) -> None:
+    assert ranks.run([str(path) for path in launched(tmp_path, VALIDATES, 2)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    validation = "Planted (32 samples), 4 batches of rank 0"
+    assert lines[:3] == [
+        "2 ranks, 22 batches that all of them have",
+        f"  left out, as not every rank has the loader: {validation}",
+        "",
+    ]
+    assert lines[4].startswith("  rank 1 ")
+    worst = lines[lines.index("worst steps") + 1 :][:2]
+    for line, epoch in zip(sorted(line.split("  ")[-1] for line in worst), "01", strict=True):
+        assert line.startswith(f"rank 1, Planted (48 samples), epoch {epoch}, batch 3, sample 25 (")
+    assert sum(" rank " in line and ", other, epoch" in line for line in lines) > 0
+
+
+#: (samples, number) of the loaders of two ranks with equal names, and numbers of those that match
+MATCHES = {
+    "other order": ([(9, 1), (90, 2)], [(90, 1), (9, 2)], [(1, 2), (2, 1)]),
+    "one more": ([(9, 1), (90, 2)], [(90, 1)], [(2, 1)]),
+    "equal": ([(9, 1), (9, 2), (9, 3)], [(9, 2), (9, 4)], [(1, 2), (2, 4)]),
+    "parts of a dataset": ([(9, 1), (91, 2)], [(90, 1), (9, 2)], [(1, 2), (2, 1)]),
+    "too different": ([(9, 1)], [(90, 1)], []),
+    "parts, and one more": ([(9, 1), (91, 2)], [(90, 1)], []),
+    "no length": ([(None, 1)], [(None, 1)], [(1, 1)]),
+}
+
+
+@pytest.mark.parametrize("case", MATCHES)
+def test_loaders_with_equal_traits_match(case: str) -> None:
+    *both, expected = MATCHES[case]
+    made = [
+        ranks.Rank(rank, {n: ranks.Loader("A", 4, "S", size, n) for size, n in loaders}, {}, [])
+        for rank, loaders in enumerate(both)
+    ]
+    found = [(one.number, other.number) for one, other in ranks.same_loaders(made)]
+    assert sorted(found) == expected
+
+
+EQUAL = {"name": "A", "batch_size": 4, "sampler": "S", "samples": 8}
+
+
+@pytest.mark.parametrize("traits, text", [(EQUAL, "A, loader {} of its trace"), (None, "loader {}")])
+def test_equal_loaders_are_printed_by_number(
+    tmp_path: Path, capsys: Any, traits: dict[str, Any] | None, text: str
+) -> None:
+    files = []
+    for rank, waits in enumerate(([0.1, 0.1], [0.2, 0.5])):
+        one = Path(trace(tmp_path, rank, waits[:1], [], 1, traits))
+        more = Path(trace(tmp_path, rank, waits[1:], [], 2, traits))
+        one.write_text(one.read_text() + ",\n" + more.read_text()[2:])
+        files.append(str(one))
+    assert ranks.run(files) == 0
+    out = capsys.readouterr().out
+    assert f"0.400 s  rank 1, {text.format(2)}, epoch 0, batch 0\n" in out
+    assert f"0.100 s  rank 1, {text.format(1)}, epoch 0, batch 0\n" in out
