@@ -291,7 +291,7 @@ def one_of(states: list[State], loader: Any) -> State:
     """The state to load, of those of all ranks.
 
     Raises:
-        ValueError: if a rank's state is missing.
+        ValueError: if a rank's state is missing, or if states are of different orders.
         UnequalPositions: if ranks differ in what they have received.
     """
     names = [(state.get("rank"), state.get("world")) for state in states]  # older states lack them
@@ -301,6 +301,7 @@ def one_of(states: list[State], loader: Any) -> State:
         raise ValueError(
             f"the list has states of the ranks {listed}. Give those of all ranks, saved at one time"
         )
+    _check_one_order(states)
     mine = ranks_of(loader)
     own = found[mine.rank if mine.world == world else 0]
     places = {rank: _place(loader, state) for rank, state in sorted(found.items())}
@@ -313,6 +314,22 @@ def one_of(states: list[State], loader: Any) -> State:
     )
     error.least = found[min(places, key=lambda rank: places[rank] or (0, 0))]
     raise error
+
+
+def _check_one_order(states: list[State]) -> None:
+    """Raises ValueError if ranks that share one order have states of different ones."""
+    first = states[0]
+    if any(state.get("block") is None for state in states):
+        return  # each rank may have an order of its own
+    for name in ("dataset_length", "sampler_seed", "sampler_shuffle"):
+        for state in states:
+            if (one := first.get(name)) != (other := state.get(name)):
+                what = name.replace("sampler_", "sampler's ")
+                raise ValueError(
+                    f"the states in the list are not of one run: the {what} is {one!r} on rank "
+                    f"{first['rank']}, but {other!r} on rank {state['rank']}. Give the states that all "
+                    "ranks of one run have saved at one time"
+                )
 
 
 def _place(loader: Any, state: State) -> tuple[int, float] | None:

@@ -409,6 +409,41 @@ def test_list_without_all_ranks_raises(change: str) -> None:
         del states[1]["rank"]
     with pytest.raises(ValueError, match="Give those of all ranks"):
         elastic(0, 2, 9).load_state_dict(states)
+    loader = elastic(0, 2, 9)
+    with pytest.warns(UserWarning, match="Give those of all ranks.*The epoch starts") as found:
+        loader.load_state_dict(states, strict=False)
+    assert len(found) == 1 and samples(loader) == samples(elastic(0, 2, 9))
+
+
+@pytest.mark.parametrize("name, other, words", [
+    ("sampler_seed", 4, "the sampler's seed is 3 on rank 0, but 4 on rank 2"),
+    ("sampler_shuffle", False, "the sampler's shuffle is True on rank 0, but False on rank 2"),
+    ("dataset_length", 430, "the dataset_length is 431 on rank 0, but 430 on rank 2"),
+])  # fmt: skip
+@pytest.mark.parametrize("make", [distributed, elastic])
+def test_list_of_different_runs_raises(make: Any, name: str, other: Any, words: str) -> None:
+    _, states = begin(make, 3, 8, 5)
+    states[2][name] = other
+    for world in (2, 3):
+        with pytest.raises(ValueError, match=words):
+            make(0, world, GLOBAL // world).load_state_dict(states)
+
+
+def test_list_of_ranks_with_their_own_datasets_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sampler deals samples, so each rank has an order of its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    states, left = [], []
+    for resumes in (False, True):
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            loader = minato.DataLoader(Draws(40 + rank), 8)
+            if resumes:
+                loader.load_state_dict(states)
+                left.append(len(samples(loader)))
+                continue
+            next(iter(loader))
+            states.append(loader.state_dict())
+    assert left == [32, 33]
 
 
 def test_list_of_unknown_positions_gives_each_rank_its_own() -> None:
