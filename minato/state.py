@@ -393,7 +393,8 @@ def _check_worker_states(states: Any) -> None:
                 )
 
 
-def _in_mid_epoch(state: State) -> bool:
+def in_mid_epoch(state: State) -> bool:
+    """Whether some of the epoch's batches were delivered."""
     counts = state["delivered_by_worker"] or []
     at = state["delivered"], state["delivered_beyond"], state.get("origin")  # older states lack it
     return any(at) or any(counts)
@@ -402,7 +403,7 @@ def _in_mid_epoch(state: State) -> bool:
 def _check_fit(state: State, loader: Any) -> None:
     """Checks that the state fits the loader. Between epochs, any loader fits."""
     by_worker = state["delivered_by_worker"]
-    if not _in_mid_epoch(state):
+    if not in_mid_epoch(state):
         return
     ready = option(loader, "batching") == "ready" and loader.num_workers > 0
     unit = "sample" if ready else "batch"
@@ -452,7 +453,7 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     """The state for the rank that loads it. in_step: assume that this rank delivered as many
     batches as the rank that took the state. Assume it even if the sampler does not say how it deals
     them."""
-    mine, mid_epoch = ranks_of(loader), _in_mid_epoch(state)
+    mine, mid_epoch = ranks_of(loader), in_mid_epoch(state)
     if state.get("rank") is None:  # an older state
         state = {**state, **mine._asdict()}
     theirs = Ranks(state["rank"], state["world"], state.get("block"))

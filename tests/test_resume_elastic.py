@@ -205,6 +205,47 @@ def test_order_by_batch_size_raises() -> None:
         make(4).load_state_dict(loader.state_dict())
 
 
+@pytest.mark.parametrize("make, new", [(distributed, 2), (distributed, 3), (elastic, 2), (elastic, 3)])
+@pytest.mark.parametrize("of", ["loader", "sampler"])
+def test_set_epoch_after_load_of_another_epoch_warns(make: Any, new: int, of: str) -> None:
+    """The program has forgotten the number of its epoch. Any number is right before the first
+    batch and after the last one, or if all epochs have the same order."""
+
+    def loader_of(world: int, shuffle: bool, epoch: int, state: Any = None) -> Any:
+        loader = make(0, world, GLOBAL // world)
+        loader.sampler.shuffle = shuffle
+        if state is not None:
+            loader.load_state_dict(state)
+        (loader if of == "loader" else loader.sampler).set_epoch(epoch)
+        return loader
+
+    def told(epoch: int, steps: int = 5, shuffle: bool = True, **change: Any) -> list[str]:
+        loader = loader_of(2, shuffle, 2)
+        batches = iter(loader)
+        samples(next(batches) for _ in range(steps))
+        again = loader_of(new, shuffle, epoch, {**loader.state_dict(), **change})
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            samples(again)
+        assert all(one.filename == __file__ for one in found)
+        return [str(one.message) for one in found]
+
+    (words,) = told(0)
+    for part in ("the middle of epoch 2", "set_epoch(0) was called", "twice", "go on with set_epoch(2)"):
+        assert part in words
+    assert told(2) == told(0, steps=0) == told(0, steps=18) == told(0, shuffle=False) == []
+    assert told(0, sampler_epoch=None) == []  # an older state
+
+
+def test_set_epoch_after_a_finished_epoch_is_silent() -> None:
+    loader = distributed(0, 1, 24)
+    samples(loader)
+    other = distributed(0, 1, 24)
+    other.load_state_dict(loader.state_dict())
+    other.set_epoch(1)
+    assert len(samples(other)) == LENGTH
+
+
 # ---- ElasticSampler: anywhere -------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from ..seeding.order_generators import (
     sampler_epoch,
 )
 from ..seeding.ranks import by_launcher, ranks_of
-from ..state import Start
+from ..state import Start, in_mid_epoch
 from ..stateful import Kept
 from ..typing import State
 from .across_iterators import DatasetEpochs, Memo
@@ -126,6 +126,7 @@ class Position:
                 if start.get("sampler_epoch") is None:  # else the sampler seeds it by its epoch
                     self._warn_of(self.sources.lacks(states))
                 self.sources.set_own(states)
+                self._check_epoch(start)
         if self.elastic is not None:
             self._begin_elastic(self.elastic, start)
         self.progress = self.new_progress(start)
@@ -160,6 +161,24 @@ class Position:
                 "its constructor, not when it is iterated",
                 stacklevel=program_level(),
             )
+
+    def _check_epoch(self, start: State) -> None:
+        """Warns if set_epoch was called since load_state_dict, with another epoch."""
+        theirs, mine = start.get("sampler_epoch"), sampler_epoch(self.sources)
+        if None in (theirs, mine) or theirs == mine or not in_mid_epoch(start):
+            return
+        if start.get("sampler_shuffle") is False:  # all epochs have the same order
+            return
+        reached = start.get("position")
+        if self.sampler.has_all(start) or reached is not None and reached == start["dataset_length"]:
+            return  # the rest is empty, and ignite, for example, begins the next epoch at once
+        warnings.warn(
+            f"the state was saved in the middle of epoch {theirs}, but set_epoch({mine}) was called "
+            f"after load_state_dict. So the rest of the epoch comes in the order of epoch {mine}: some "
+            "samples come twice and others not at all. Save the number of the epoch with the state, "
+            f"and go on with set_epoch({theirs})",
+            stacklevel=program_level(),
+        )
 
     def watched(self, indices: Iterator[Any], progress: Progress) -> Iterator[Any]:
         """An epoch's indices, whose sampler is asked for its state if it has one, and resumes

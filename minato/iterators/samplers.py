@@ -20,6 +20,7 @@ changed. If an order must be kept, the seeds are those of positions, as without 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import sys
@@ -113,6 +114,14 @@ class SamplerStates:
             )
             return None
         return Said(start["drawn"], start["position"], _pickled(start), start["begins"])
+
+    def has_all(self, start: State) -> bool:
+        """Whether all batches of a state's epoch were delivered, if that is known."""
+        with contextlib.suppress(Exception):  # a sampler without a length
+            delivered = start["delivered"] + len(start["delivered_beyond"])
+            counts_batches = start["unit"] == "batch" and not start.get("origin")
+            return counts_batches and bool(delivered >= len(self._index_sampler))
+        return False
 
     def _ended(self, said: Said) -> None:
         self._memo.sampler_end = said
