@@ -495,14 +495,23 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
         return {**state, "base_seed": None}
     seed, own = state.get("seed"), seed_of(loader)  # older states lack it
     shared = state["base_seed"] in (None, state.get("sampler_seed"))  # as of an ElasticSampler
-    if not shared and seed not in (None, own) and own < SYSTEMS_SEEDS:
-        warnings.warn(
-            f"rank {mine.rank} loads the state of rank {theirs.rank}, but has another seed ({own}, not "
-            f"{seed}). Its samples are those that are left, but they draw random numbers of rank "
-            f"{theirs.rank}'s seed, other ones than before. Save the state of each rank, and load each "
-            "rank's own; or give all ranks the same seed, with which they draw different numbers, too",
-            stacklevel=program_level(),
+    own_state = (theirs.rank, theirs.world) == (mine.rank, mine.world)  # of another batch size
+    if not (shared or own_state) and seed not in (None, own) and own < SYSTEMS_SEEDS:
+        told = (
+            f"rank {mine.rank} loads the state of rank {theirs.rank}, but has another seed "
+            f"({own}, not {seed}). Its samples are those that are left, but they draw random numbers of "
+            f"rank {theirs.rank}'s seed, other ones than before. Save the state of each rank, and load "
+            "each rank's own; or give all ranks the same seed, with which they draw different numbers, too"
         )
+        if theirs.world != mine.world:  # no rank has a state of its own
+            told = (
+                f"rank {mine.rank} of {mine.world} loads the state of rank {theirs.rank} of "
+                f"{theirs.world}, which was saved with the seed {seed}, but its own seed is {own}. Its "
+                f"samples are those that are left. They draw random numbers of the seed {seed}: the same "
+                f"as before only if all {theirs.world} ranks had that seed. Give all ranks one seed, with "
+                "which they draw different numbers, too; or use minato.ElasticSampler"
+            )
+        warnings.warn(told, stacklevel=program_level())
     return state
 
 

@@ -246,6 +246,28 @@ def test_set_epoch_after_a_finished_epoch_is_silent() -> None:
     assert len(samples(other)) == LENGTH
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_state_of_another_seed_and_world_names_both(rank: int) -> None:
+    """Each new rank has a seed of its own, and none has a state of its own."""
+    _, states = begin(distributed, 3, 8, 5)
+    loader = distributed(rank, 2, 12)
+    torch.manual_seed(8 + rank)
+    words = f"rank {rank} of 2 loads the state of rank 0 of 3, .* seed 7, but its own seed is {8 + rank}"
+    with pytest.warns(UserWarning, match=f"{words}.*all 3 ranks.*ElasticSampler") as found:
+        loader.load_state_dict(states)
+    assert len(found) == 1 and "Save the state" not in str(found[0].message)
+
+
+def test_own_state_with_another_seed_is_silent() -> None:
+    """With another batch size, its samples are those of the rank's own seed still."""
+    _, states = begin(distributed, 1, 24, 5)
+    whole = order(distributed)
+    loader = distributed(0, 1, 12)
+    torch.manual_seed(8)
+    loader.load_state_dict(states[0])
+    assert samples(loader) == whole[120:]
+
+
 # ---- ElasticSampler: anywhere -------------------------------------------------------------------
 
 
