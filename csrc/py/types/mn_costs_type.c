@@ -126,7 +126,11 @@ PyDoc_STRVAR(save_doc,
 static PyObject *
 zeros(int64_t bytes)
 {
-    return PyObject_CallFunction((PyObject *)&PyBytes_Type, "L", (long long)bytes);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+    if (made != NULL) {
+        memset(PyBytes_AS_STRING(made), 0, (size_t)bytes);
+    }
+    return made;
 }
 
 static PyObject *
