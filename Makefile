@@ -62,11 +62,12 @@ $(MOST_USED_VENV)/.ready: $(VENV)/.ready
 	  --timeout 15 $(TORCH) $(MOST_USED) && touch $@ || \
 	  echo "left out, do not install: $(MOST_USED)"
 
+# Tests mostly wait: two processes kept two cores busy for 40% of the time.
 # Each of JOBS processes runs file after file, the longest first (tests/housekeeping.py), or test
 # after test in files with one program per test. They start hundreds of programs, which share
 # compiled bytecode. tests/test_sanitized.py is run differently: AddressSanitizer does not support
 # forks next to other threads, and on a busy machine one of them is likely to hang.
-JOBS ?= 2
+JOBS ?= 3
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BY_TEST := -n $(JOBS) --dist worksteal
 test:
