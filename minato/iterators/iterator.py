@@ -156,7 +156,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
         supervisor.start(lambda: self._make_pool(loader))
-        copied = isinstance(supervisor.pool, Pool) and self._persistent_workers
+        copied = isinstance(supervisor.pool, (Pool, RemotePool)) and self._persistent_workers
         options = self._options
         self._position.dataset_epochs.workers_start(
             copied, options.static, options.prefetch_next_epoch

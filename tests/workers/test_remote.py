@@ -179,6 +179,38 @@ def test_persistent_actors_are_told_each_epoch() -> None:
     assert epochs(remote=actors_of()) == epochs(num_workers=2)
 
 
+class Telling(torch.utils.data.Sampler):
+    """Sets the dataset's epoch when it is iterated."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.begun = dataset, 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        self.dataset.set_epoch(self.begun)
+        return iter(range(LENGTH))
+
+
+@pytest.mark.parametrize("told_by, early", [("method", False), ("attribute", False), ("sampler", True)])
+def test_persistent_actors_get_the_datasets_epoch(told_by: str, early: bool) -> None:
+    dataset = Drawing()
+    options = {"persistent_workers": True, "prefetch_next_epoch": early, "remote": actors_of()}
+    if told_by == "sampler":
+        options.update(sampler=Telling(dataset), shuffle=None)
+    data = loader(dataset, **options)
+    for epoch in (1, 2, 3):
+        if told_by == "method":
+            dataset.set_epoch(epoch)
+        elif told_by == "attribute":
+            dataset.epoch = epoch
+        found = {number for batch in data for number in batch["numbers"][2].tolist()}
+        assert found == {epoch}
+    data._iterator = None
+
+
 @pytest.mark.parametrize("saves, resumes", [("remote", "local"), ("local", "remote")])
 def test_state_resumes_on_the_other_kind_of_workers(saves: str, resumes: str) -> None:
     kinds: dict[str, Any] = {"remote": {"remote": actors_of()}, "local": {"num_workers": 2}}
