@@ -211,8 +211,8 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], Fields]:
             engine.segment.start
         ),
         "workers": [_worker(w) for w in engine.workers()],
-        "retries": health["retries"],
-        "deaths": health["deaths"],
+        "retries": health["retries"] + pool.unseen.retries,
+        "deaths": health["deaths"] + pool.unseen.deaths,
         "memory": {k: memory[k] for k in ("used", "kept", "limit", "in_flight")},
         "device": copies.summary() if copies is not None else None,
     }

@@ -270,7 +270,8 @@ class Supervisor:
         self.deaths_reported = self._retries_reported = 0
         self.pool = pool = make_pool()
         self.watch = self.served.watch = Watch(pool.kind == "process")
-        self._replaces = self.balanced and self._max_retries > 0 and pool.kind == "process"
+        replaced = pool.kind in ("process", "remote")
+        self._replaces = self.balanced and self._max_retries > 0 and replaced
         self.first = FirstSamples(getattr(pool, "forks", False))
         self.engine = pool.engine
         try:
@@ -296,7 +297,8 @@ class Supervisor:
 
     def counts(self) -> dict[str, float]:
         """Totals since the workers were started, see ``minato.metrics``."""
-        engine, memo = self.engine, self._memo
+        engine, memo, pool = self.engine, self._memo, self.pool
+        assert pool is not None
         waits, health, layout = engine.progress(), engine.health(), memo.shape.layout
         samples = sum(entry["rows"] for entry in engine.workers())
         failed = self.served.position.as_stats().get("failed", {})
@@ -312,8 +314,8 @@ class Supervisor:
             "minato.batches": waits["waits"],
             "minato.wait.time": waits["wait_ns"] * 1e-9,
             "minato.program.time": waits["used_ns"] * 1e-9,
-            "minato.retries": health["retries"],
-            "minato.worker.deaths": health["deaths"],
+            "minato.retries": health["retries"] + pool.unseen.retries,
+            "minato.worker.deaths": health["deaths"] + pool.unseen.deaths,
             "minato.samples.failed": failed.get("left_out", 0) + failed.get("replaced", 0),
             "minato.cache.hits": hits - self._cached[0],
             "minato.cache.misses": misses - self._cached[1],
@@ -426,11 +428,14 @@ class Supervisor:
     def warn_of_deaths(self, at_end: bool = False) -> None:
         """Warns of dead workers, once an epoch. at_end: an error that names them would have come
         before."""
-        if (self._replaces or at_end) and self.living():
-            if self.engine.deaths() != self.deaths_reported:
-                self._warn_of_deaths(self.engine.health())
-        if at_end and self.pool is not None and self.living():
-            self._warn_of_history(self.pool.moving())
+        pool = self.pool
+        if pool is None or not self.living():
+            return
+        if self._replaces or at_end:
+            if self.engine.deaths() + pool.unseen.deaths != self.deaths_reported:
+                self._warn_of_deaths(pool, self.engine.health())
+        if at_end:
+            self._warn_of_history(pool.moving())
 
     def _warn_of_history(self, attribute: str) -> None:
         """Warns that two runs differ, if the program has set a seed. The attribute may be harmless,
@@ -445,8 +450,8 @@ class Supervisor:
                     stacklevel=program_level(),
                 )
 
-    def _warn_of_deaths(self, health: Any) -> None:
-        deaths, retries = health["deaths"], health["retries"]
+    def _warn_of_deaths(self, pool: Executor, health: Any) -> None:
+        deaths, retries = health["deaths"] + pool.unseen.deaths, health["retries"]
         if deaths <= self.deaths_reported or _exit.is_set():
             return
         if self.served.position.errors and not self._replaces:
@@ -458,16 +463,16 @@ class Supervisor:
             what = "It was idle."
         self.deaths_reported, self._retries_reported = deaths, retries
         progress = self.served.position.progress
-        if isinstance(self.pool, Pool) and health["pid"] in self.pool.ended_by_program:
+        if isinstance(pool, Pool) and health["pid"] in pool.ended_by_program:
             return
         if progress is self._deaths_in or NOT_STARTED <= health["status"] < DAMAGED:
             return  # _warn_of_fewer() warns of workers that could not be started
         if health["status"] == LATE:
             return  # the sample has failed, which is reported
         self._deaths_in = progress
-        died = describe_death(health["pid"], health["status"]).rstrip()
+        died = f"{describe_death(health['pid'], health['status']).rstrip()} {what}"
         warn(
-            f"{died} {what} Further deaths in this epoch are only counted, in "
+            f"{pool.unseen.latest or died} Further deaths in this epoch are only counted, in "
             "loader.stats()['deaths']."
         )
 
@@ -519,7 +524,7 @@ class Supervisor:
         unstarted = NOT_STARTED <= health["status"] < DAMAGED
         if health["live"] and health["deaths"] and unstarted:
             self._warn_of_fewer(describe_death(health["pid"], health["status"]))
-        self._warn_of_deaths(health)
+        self._warn_of_deaths(pool, health)
         self._warn_of_history(moving)
 
     def _save_last(self, pool: Executor) -> None:

@@ -12,6 +12,7 @@ array of a sample is one, not stacked with others: shapes may differ, and the tr
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
 import platform
 import random
@@ -39,6 +40,7 @@ from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
 from .job import SENT_TOGETHER, Job
 from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
+from .process_pool import Unseen
 from .runner import Runner
 from .threads import PythonPool, stop_all
 
@@ -123,7 +125,7 @@ class Actor:
 
     def hello(self) -> dict[str, Any]:
         """Tells what the trainer has to know before the first sample."""
-        about = {"versions": versions(), "features": features()}
+        about = {"pid": os.getpid(), "versions": versions(), "features": features()}
         return {"node": self._node, "where": self.where, "error": self._error, **about}
 
     def make(self, task: Task, user_epoch: int, rows: range | None) -> tuple[Message, float]:
@@ -181,6 +183,7 @@ class _Member:
     alone: bool = False  # it may have no other call
     local: bool = False  # on the trainer's node
     where: str = ""
+    pid: int = 0
 
 
 class _Call(NamedTuple):
@@ -226,6 +229,7 @@ class Fleet:
         self._alone = time.monotonic()  # since when no actor was ready
         self.made_s = 0.0  # seconds of the actors
         self.received_s = 0.0  # of the trainer's processor, for receiving
+        self.unseen = Unseen()
         self._members = [self._started(number) for number in range(remote.actors)]
 
     def _started(self, number: int, starts: int = 1, failed: int = 0) -> _Member:
@@ -274,7 +278,7 @@ class Fleet:
             serves = any(one.hello is None for one in self._members)
             if member.failed + 1 >= max(STARTS, self.max_retries) and not serves:
                 raise WorkerLost(f"Ray actors die as they start: {error}") from error
-            self._replace(member, member.failed + 1)
+            self._replace(member, error, member.failed + 1)
             return
         if told["error"]:
             raise ValueError(told["error"])
@@ -296,13 +300,21 @@ class Fleet:
                 stacklevel=program_level(),
             )
         member.hello, member.failed = None, 0
-        member.local, member.where = told["node"] == self._here, told["where"]
+        member.local = told["node"] == self._here
+        member.where, member.pid = told["where"], told["pid"]
         self._alone = 0.0
 
-    def _replace(self, member: _Member, failed: int = 0) -> None:
-        """Starts another actor in the place of one that has died."""
+    def _replace(self, member: _Member, error: Exception, failed: int = 0) -> None:
+        """Counts the death of an actor, and starts another in its place."""
         with self._lock:
             if member in self._members and not self._closed:
+                who = f"pid {member.pid}, {member.where}" if member.pid else f"Ray actor {member.number}"
+                again = member.calls and self.max_retries
+                self.unseen.latest = (
+                    f"DataLoader worker ({who}) exited unexpectedly: {' '.join(str(error).split())} "
+                    f"{'Its samples are retried.' if again else 'It is replaced.'}"
+                )
+                self.unseen.deaths += 1
                 self._ray.kill(member.actor)  # it may only be out of reach
                 fresh = self._started(member.number, member.starts + 1, failed)
                 self._members[self._members.index(member)] = fresh
@@ -368,8 +380,11 @@ class Fleet:
                         message, seconds = self._ray.get(ref)
                     except self._lost as error:
                         self._check()
-                        self._replace(member)
+                        self._replace(member, error)
                         guilty = self._was_running(ref, member)
+                        if not guilty or call.tries < self.max_retries:
+                            with self._lock:
+                                self.unseen.retries += 1
                         waiting += self._again(call, member, error) if guilty else [call]
                         del pending[ref]  # but not from the actor's calls
                     else:
@@ -491,6 +506,7 @@ class RemotePool(PythonPool):
         atexit.register(stop_all)
         self._at = defaultdict[int, list[str]](list)  # where the calls of each thread are
         super().__init__(engine, workers, job, self._runner)
+        self.unseen = self.fleet.unseen
 
     def _runner(self, job: Job, number: int) -> Runner:
         return _Runner(self.fleet, self._at[number], job, number)

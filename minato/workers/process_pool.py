@@ -15,6 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -175,6 +176,15 @@ class WorkerHandle:
         return f"<WorkerHandle name={self.name!r} pid={self._entry()['pid']} {state} daemon>"
 
 
+@dataclass
+class Unseen:
+    """Counts deaths of workers that the engine does not watch."""
+
+    deaths: int = 0
+    retries: int = 0  # calls that another worker got after a death
+    latest: str = ""  # the latest death, in words, and what follows from it
+
+
 class Executor:
     """The workers of one iterator, processes or threads (``threads.py``), with their engine. It
     belongs to the process that made it.
@@ -192,6 +202,7 @@ class Executor:
         self.engine = engine
         self.started = self.stopped = False
         self.handles: list[WorkerHandle] = []  # of the first workers
+        self.unseen = Unseen()
         self._workers = workers
         self._owner = os.getpid()
         self._entries: list[_WorkerEntry] | None = None  # the last ones

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import ray_cluster
 import torch
 
 import minato
+import minato.metrics
 from minato.workers import actors
 
 ray = pytest.importorskip("ray", exc_type=ImportError)
@@ -70,6 +72,20 @@ class Deadly(Drawing):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == 17:
             os._exit(3)
+        return super().__getitem__(index)
+
+
+class Fragile(Drawing):
+    """Samples that kill their process while a file with their index is there, which they remove."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(sleeps=0.02)
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / str(index)).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
@@ -309,6 +325,33 @@ def test_batches_are_equal_when_actors_are_killed(kills: int, cluster: Path) -> 
     data._iterator = None
     local = loader(Drawing(), num_workers=1, persistent_workers=True)
     assert epochs == [plain(list(local)) for _ in epochs]
+
+
+def test_deaths_of_actors_are_counted_and_warn_once_an_epoch(tmp_path: Path) -> None:
+    data = loader(Fragile(tmp_path), remote=actors_of(), persistent_workers=True, max_retries=9)
+
+    def warned(run: Any, *deadly: int) -> list[str]:
+        for index in deadly:
+            (tmp_path / str(index)).touch()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            run()
+        return [text for w in told if "DataLoader worker" in (text := str(w.message))]
+
+    def metrics() -> list[float]:
+        return [sum(number[5] for number in minato.metrics.read() if number[0] == name)
+                for name in ("minato.worker.deaths", "minato.retries")]  # fmt: skip
+
+    before = metrics()
+    for epoch in (1, 2):
+        (text,) = warned(lambda: list(data), 5, 29)
+        assert re.match(r"DataLoader worker \(pid \d+, Ray actor \d on node .*\) exited unexpectedly", text)
+        assert "Its samples are retried. Further deaths in this epoch are only counted" in text
+        stats = data.stats()
+        assert stats["deaths"] == 2 * epoch and stats["retries"] >= 2 * epoch
+        assert metrics() == [before[0] + stats["deaths"], before[1] + stats["retries"]]
+    assert not warned(data._iterator._shutdown_workers)
+    assert data.stats()["deaths"] == 4
 
 
 @pytest.mark.parametrize("chunk", [4, 8])
