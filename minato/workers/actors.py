@@ -204,9 +204,9 @@ class Fleet:
         try:
             payload = ray.cloudpickle.dumps([getattr(job, name) for name in SENT_TOGETHER])
         except Exception as error:
-            add_note(error, "minato: remote= sends dataset, collate_fn and worker_init_fn to the actors, "
-                     "and one of them cannot be pickled. Open files and connections in the first "
-                     "sample")  # fmt: skip
+            add_note(error, "minato: remote= sends dataset, collate_fn and worker_init_fn, pickled, to the "
+                     f"actors, but {self._unpicklable(job)} cannot be pickled. Open files and connections, "
+                     "and make locks, in the first sample")  # fmt: skip
             raise
         self.max_retries = max_retries
         self.on_error = job.on_error
@@ -231,6 +231,15 @@ class Fleet:
         self.received_s = 0.0  # of the trainer's processor, for receiving
         self.unseen = Unseen()
         self._members = [self._started(number) for number in range(remote.actors)]
+
+    def _unpicklable(self, job: Job) -> str:
+        """The part of a job that cannot be pickled, with its class."""
+        for name in SENT_TOGETHER:
+            try:
+                self._ray.cloudpickle.dumps(getattr(job, name))
+            except Exception:
+                return f"the {name} ({type(getattr(job, name)).__name__})"
+        return "one of them"
 
     def _started(self, number: int, starts: int = 1, failed: int = 0) -> _Member:
         helps = number >= self._remote.actors  # see _help_itself()

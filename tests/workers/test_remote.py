@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -451,7 +452,12 @@ def test_dataset_that_cannot_be_pickled_raises_with_advice() -> None:
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(TypeError) as caught:
         list(loader(dataset, remote=actors_of()))
-    assert "remote= sends dataset" in "".join(caught.value.__notes__)
+    [note] = caught.value.__notes__
+    assert "remote= sends dataset" in note and "the dataset (Drawing) cannot be pickled" in note
+    with pytest.raises(TypeError) as caught:
+        list(loader(collate_fn=partial(len, threading.Lock()), remote=actors_of()))
+    [note] = caught.value.__notes__
+    assert "collate_fn (partial) cannot be pickled" in note and "Drawing" not in note
 
 
 class SlowAtLast(Drawing):
