@@ -137,6 +137,8 @@ def check(loader: Any, options: Any) -> None:
             is_stateful(loader.dataset),
         "scheduling='static', which needs processes of this machine": options.static,
         f"worker_type={options.worker_type!r}: its workers are threads": options.worker_type != "thread",
+        "multiprocessing_context=: actors are no processes of this machine":
+            loader.multiprocessing_context is not None,
         "cache=, which belongs to one machine": options.cache is not None,
         "autoscale=: the number of actors is fixed": options.autoscale is not None,
         "batching='ready': actors return whole batches": options.batching == "ready",
