@@ -23,7 +23,9 @@ from .device.provider import target
 from .elastic import UnequalPositions, elastic_of
 from .epoch_progress import title_of
 from .errors import program_level
-from .frameworks import epoch_starts_again_warning, is_strict, other_rank_warning
+from .frameworks import (
+    begins_next_epoch, epoch_starts_again_warning, is_strict, other_rank_warning,
+)  # fmt: skip
 from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .iterators.stats import collect
@@ -32,7 +34,7 @@ from .option_values import option
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
-from .state import OfAnotherRank, of_all_ranks, opened, state_of
+from .state import OfAnotherRank, in_mid_epoch, of_all_ranks, opened, state_of
 from .typing import Batching, CacheForm, OnError, Scheduling, State, Stats, WorkerType
 
 if CORE:
@@ -435,6 +437,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             sources.set_own(resume["generators"])
             sources.set_dataset(resume["generators"])
         if reason is None:
+            resume["over"] = resume["begun"] and in_mid_epoch(resume) and begins_next_epoch(self)
+            if resume["over"]:
+                self._iterator = None  # of persistent workers: _get_iterator() makes the next
             memo.resume = resume
             set_pending(self, resume["as_given"])
             return
@@ -482,8 +487,28 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def _get_iterator(self) -> Any:
-        with memo_of(self).until_begun(self):
-            return self._new_iterator()
+        memo = memo_of(self)
+        resume = memo.resume or {}
+        with memo.until_begun(self):
+            iterator = self._new_iterator()
+        return self._next_epoch(iterator, resume) if resume.get("over") else iterator
+
+    def _next_epoch(self, iterator: Any, resume: State) -> Any:
+        """The iterator of the epoch after a resumed one, whose rest is not asked for. The sampler has
+        then drawn as without the stop."""
+        if isinstance(iterator, InlineIterator):  # others draw when they are made
+            iterator.draw_delivered()
+        elif option(self, "scheduling") == "static" and self._dataset_kind == _DatasetKind.Map:
+            next(iterator, None)  # it makes delivered batches again before it draws others
+        if resume["user_epoch"] is not None:
+            self.set_epoch(resume["user_epoch"] + 1)
+        if resume.get("sampler_epoch") is not None:
+            set_sampler_epoch(self, resume["sampler_epoch"] + 1)
+        if self.persistent_workers:
+            iterator._reset(self)
+            return iterator
+        del iterator  # its workers end before others start
+        return self._new_iterator()
 
     def _new_iterator(self) -> Any:
         if not CORE:

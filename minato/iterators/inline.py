@@ -285,6 +285,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                 self._may_stand_in(index)
         return index
 
+    def draw_delivered(self) -> None:
+        """Draws the indices of a resumed epoch's delivered batches, and no others. Nothing else may
+        be asked of this iterator."""
+        with self._begin():
+            indices = self._position.watched(iter(self._index_sampler), self._progress)
+            for _ in range(self._progress.head):
+                next(indices, None)
+
     def _pass_over(self, index: Any) -> None:
         sized = self._auto_collation and hasattr(index, "__len__")
         samples = len(index) if sized else 1

@@ -127,7 +127,9 @@ def test_lightning(kind: str, tmp_path: Path) -> None:
     goes_on(run, tmp_path / f"step={FIRST}.ckpt")
 
 
-def lightning_batches(batches: Any, steps: int, folder: Path, saved: Any = None, **hooks: Any) -> Any:
+def lightning_batches(
+    batches: Any, steps: int, folder: Path, saved: Any = None, limits: Any = None, **hooks: Any
+) -> Any:
     """The batches that a fit trains on up to this step; it saves each third step."""
     lightning = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -147,7 +149,7 @@ def lightning_batches(batches: Any, steps: int, folder: Path, saved: Any = None,
 
     keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=3, save_top_k=-1)
     trainer = lightning.Trainer(
-        max_steps=steps, accelerator="cpu", logger=False, callbacks=[keep],
+        max_steps=steps, accelerator="cpu", logger=False, callbacks=[keep], **limits or {},
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
     module = type("WithHooks", (Module,), hooks)()
@@ -162,6 +164,61 @@ class Shares(torch.utils.data.IterableDataset):
     def __iter__(self) -> Any:
         worker = torch.utils.data.get_worker_info()
         return iter(range(worker.id, len(self), worker.num_workers))
+
+
+@pytest.mark.parametrize("kind", ["no workers", "processes", "persistent", "static", "ranks", "stream"])
+@pytest.mark.parametrize("batches", [6, 3])
+def test_lightning_saved_at_last_step_begins_next_epoch(
+    kind: str, batches: int, tmp_path: Path
+) -> None:
+    """Before Lightning counts the step as completed. It goes on with the next epoch, also if it
+    leaves out the last batches of each."""
+
+    def made() -> Any:
+        torch.manual_seed(3)
+        generator = torch.Generator().manual_seed(3)
+        options: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "generator": generator}
+        if kind == "stream":
+            return minato.DataLoader(Shares(), **options)
+        if kind == "ranks":
+            sampler = torch.utils.data.DistributedSampler(range(48), 2, 0)  # type: ignore[arg-type]
+            return minato.DataLoader(range(48), sampler=sampler, **options)  # type: ignore[arg-type]
+        options |= {"no workers": {"num_workers": 0}, "persistent": {"persistent_workers": True},
+                    "static": {"scheduling": "static"}}.get(kind, {})  # fmt: skip
+        return minato.DataLoader(range(24), shuffle=True, **options)  # type: ignore[arg-type]
+
+    limits = {"max_epochs": 3, "limit_train_batches": batches}
+    whole = lightning_batches(made(), -1, tmp_path, limits=limits)
+    assert len(whole) == 3 * batches
+    for step in (batches, 2 * batches):
+        saved = tmp_path / f"step={step}.ckpt"
+        rest = lightning_batches(made(), -1, tmp_path / "again", saved, limits)
+        assert rest == whole[step:]
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_validation_end"])
+def test_lightning_saved_at_epoch_end_begins_next_epoch(hook: str, tmp_path: Path) -> None:
+    """After Lightning has counted the last step as completed. It asks for the rest, which is empty,
+    or makes another iterator."""
+    saved = tmp_path / "saved.ckpt"
+
+    def save(module: Any) -> None:
+        if len(module.seen) == 6 and not saved.exists():
+            module.trainer.save_checkpoint(saved)
+
+    def fit(path: Any) -> Any:
+        hooks: dict[str, Any] = {hook: save}
+        if hook == "on_validation_end":
+            hooks["validation_step"] = lambda *_: None
+            hooks["val_dataloader"] = lambda _: torch.utils.data.DataLoader(range(4))  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(3)
+        batches = minato.DataLoader(
+            range(24), 4, shuffle=True, num_workers=2, generator=generator  # type: ignore[arg-type]
+        )
+        return lightning_batches(batches, 18, tmp_path, path, **hooks)
+
+    whole = fit(None)
+    assert fit(saved) == whole[6:]
 
 
 #: what is changed between a fit and the fit that resumes from its checkpoint
