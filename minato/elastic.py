@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from .dataset_calls import attribute
 from .errors import program_level
 from .option_values import option
-from .seeding.order_generators import batch_size_of
+from .seeding.order_generators import batch_size_of, sampler_epoch
 from .seeding.ranks import (
     Ranks,
     batch_of_rank,
@@ -269,9 +269,19 @@ def of_order(loader: Any) -> State:
     return found
 
 
-def check_order(loader: Any, state: State) -> None:
-    """Raises ValueError if the state is of another order."""
-    for name, mine in of_order(loader).items():
+def check_order(loader: Any, state: State, *, wholly: bool) -> None:
+    """Raises ValueError if the state is of another order. Not wholly: compares only what both have,
+    of samplers with ``set_epoch``. Others may change their seed as they go, or load it with a state
+    of their own."""
+    of_mine = of_order(loader)
+    if not wholly:
+        epochs = state.get("sampler_epoch"), sampler_epoch(loader)
+        if None in epochs or state.get("sampler") is not None:
+            return
+        of_mine = {n: v for n, v in of_mine.items() if None not in (v, state.get(n))}
+        if of_mine.get("sampler_shuffle") is False and state["sampler_shuffle"] is False:
+            return  # their order comes from no seed
+    for name, mine in of_mine.items():
         theirs = state.get(name, mine)  # older states lack it
         if type(theirs) is not type(mine) or theirs != mine:
             what = name.replace("_", "'s ")

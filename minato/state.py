@@ -458,8 +458,8 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
         state = {**state, **mine._asdict()}
     theirs = Ranks(state["rank"], state["world"], state.get("block"))
     differs = misfit(loader, state, theirs, mine) if mid_epoch else None
-    if mid_epoch and (differs or elastic_of(loader) is not None):
-        check_order(loader, state)
+    if mid_epoch:
+        check_order(loader, state, wholly=bool(differs) or elastic_of(loader) is not None)
     if differs is not None:
         at = begun_anew(loader, state, differs, mine)
         state = {**state, **at, "batch_size": batch_size_of(loader)}

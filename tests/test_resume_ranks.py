@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler
 
 import minato
 
@@ -305,3 +305,78 @@ def test_samplers_epoch_is_the_programs_between_epochs() -> None:
     other.sampler.set_epoch(4)
     other.load_state_dict(state)
     assert other.sampler.epoch == 4
+
+
+# ---- another order ------------------------------------------------------------------------
+
+
+class OwnSeed(DistributedSampler[Any]):
+    """Its state has its seed."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for index in list(super().__iter__())[self.at :]:
+            self.at += 1
+            yield index
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seed, self.at = state["seed"], state["at"]
+
+
+class NextSeed(Sampler[int]):
+    """Takes another seed for each epoch."""
+
+    seed = 5
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed)
+        self.seed += 1
+        yield from torch.randperm(len(Draws()), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("change, words", [
+    ({"seed": 4}, "the sampler's seed 3, but this loader's is 4"),
+    ({"shuffle": False}, "the sampler's shuffle True, but this loader's is False"),
+])  # fmt: skip
+def test_other_order_on_as_many_ranks_raises(change: Any, words: str, workers: int) -> None:
+    state = state_after(made(0), 2)
+    args = {"seed": 3, **change}
+
+    def other(rank: int) -> Any:
+        sampler = DistributedSampler(Draws(), 2, rank, **args)
+        return made(rank, sampler=sampler, num_workers=workers)
+
+    for rank in (0, 1):
+        loader = other(rank)
+        with pytest.raises(ValueError, match=words):
+            loader.load_state_dict(state)
+        with pytest.warns(UserWarning, match="The epoch starts as the program has set it up") as told:
+            loader.load_state_dict(state, strict=False)
+        assert len(told) == 1 and len(list(loader)) == len(loader)
+    loader = other(0)
+    loader.load_state_dict(state_after(made(0), 0))  # no batch was delivered
+
+
+def test_order_is_not_compared_without_a_constant_seed() -> None:
+    """A state without the terms of the order, as older ones are; an order without a seed; a seed in
+    the sampler's own state; a sampler that changes its seed."""
+    state = state_after(made(0), 2)
+    del state["sampler_seed"], state["sampler_shuffle"]
+    loader = made(0, sampler=DistributedSampler(Draws(), 2, 0, seed=4))
+    loader.load_state_dict(state)
+    assert len(list(loader)) == len(loader) - 2
+
+    def rest(loader: Any, again: Any, whole: Any) -> None:
+        again.load_state_dict(state_after(loader, 2))
+        assert [batch[0] for batch in lists(again)] == [batch[0] for batch in lists(whole)][2:]
+
+    for kind, shuffle in ((DistributedSampler, False), (OwnSeed, True)):
+        three, four, whole = (made(0, sampler=kind(Draws(), 2, 0, shuffle, n)) for n in (3, 4, 3))
+        rest(three, four, whole)
+    rest(*(made(0, sampler=NextSeed()) for _ in range(3)))
