@@ -544,8 +544,8 @@ def test_useless_hints_stay_unused_after_resume() -> None:
         assert resumed.predict(index, 500.0) == pytest.approx(1e6 * (index + 1), rel=2**-8)
 
 
-@pytest.mark.parametrize("missing", [{"hint_ratios", "hint_errors"}, {"begun"}], ids=str)
-def test_states_of_older_versions_are_read(missing: set[str]) -> None:
+@pytest.mark.parametrize("missing", [("hint_ratios", "hint_errors"), ("begun",)], ids=str)
+def test_states_of_older_versions_are_read(missing: tuple[str, ...]) -> None:
     """The first are also missing for a dataset without hints."""
     it = iter(loader := make("sequence"))
     take(it, 3)
