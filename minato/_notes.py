@@ -2,7 +2,8 @@
 
 All processes of a loader share one file in memory. A worker that ends with an exception that no
 sample catches (``sys.exit()``, a BaseException) appends a description of it. On a signal, a worker
-appends the stack of its main thread, even if C code holds the GIL. On another one it dies of it then.
+appends the stack of its main thread, even if C code holds the GIL. On LATE_SIGNAL it dies then: a call
+that a signal ends early must not become a result.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from collections.abc import Callable, Iterator
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from ._core import LATE_SIGNAL
+
 #: signal from the program that makes a worker write its stack. It is a real-time signal near the
 #: end of the range, for which no other use is known
 STACK_SIGNAL = signal.SIGRTMAX - 3
-#: the same, and the worker dies of it: a call that a signal ends early must not become a result.
-#: csrc/workers/mn_crew.h has it as MN_LATE_SIGNAL
-LATE_SIGNAL = signal.SIGRTMAX - 4
 #: size limit of the file in bytes; nothing is written past it
 MOST = 1 << 20
 #: characters of one worker's description

@@ -55,8 +55,8 @@ from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
 from .across_iterators import memo_of
-from .failed_batches import Amended, ErrorsAllowed
 from .dataset_hints import CostHints, groups_of
+from .failed_batches import Amended, ErrorsAllowed
 from .planner import Making, Planner
 from .position import Position
 from .receiver import AtATime, CollatesHere, DeliveryQueue, Receiver

@@ -19,8 +19,8 @@ from ..transport.rows_or_whole import EngineTransport
 from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
 from ..workers.on_error import Ahead, FatalIndex, Spares
-from .failed_batches import lost_sample
 from .dataset_hints import CostHints, Groups
+from .failed_batches import lost_sample
 from .next_epoch import EpochAhead, NextEpoch
 from .position import Position
 from .window import Window

@@ -201,7 +201,7 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], Fields]:
     the memo of a loader keeps it, and must not keep the loader alive."""
     engine, costs = pool.engine, served.position.memo.costs
     copies = served.position.memo.copies
-    health, memory, waits = engine.health(), engine.memory(), engine.progress()
+    health, memory, waits = pool.unseen.added_to(engine.health()), engine.memory(), engine.progress()
     out: Fields = {
         **_NONE,
         **served.position.as_stats(),
@@ -211,8 +211,8 @@ def engine_stats(pool: Executor, served: Served) -> Callable[[], Fields]:
             engine.segment.start
         ),
         "workers": [_worker(w) for w in engine.workers()],
-        "retries": health["retries"] + pool.unseen.retries,
-        "deaths": health["deaths"] + pool.unseen.deaths,
+        "retries": health["retries"],
+        "deaths": health["deaths"],
         "memory": {k: memory[k] for k in ("used", "kept", "limit", "in_flight")},
         "device": copies.summary() if copies is not None else None,
     }

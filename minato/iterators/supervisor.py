@@ -229,7 +229,8 @@ class Supervisor:
         self.title = title_of(loader)  # by which other processes show the loader
         self.reproducible = seed_of(loader) < SYSTEMS_SEEDS
         self.name = totals.name_of(loader)
-        self._traits = traits_of(loader)
+        of = weakref.ref(loader)
+        self._traits = lambda: traits_of(of())  # for a trace
         self.counted = self.watched = False
         self.pool: Executor | None = None
         self.trace: Trace | None = None
@@ -299,7 +300,7 @@ class Supervisor:
         """Totals since the workers were started, see ``minato.metrics``."""
         engine, memo, pool = self.engine, self._memo, self.pool
         assert pool is not None
-        waits, health, layout = engine.progress(), engine.health(), memo.shape.layout
+        waits, health, layout = engine.progress(), pool.unseen.added_to(engine.health()), memo.shape.layout
         samples = sum(entry["rows"] for entry in engine.workers())
         failed = self.served.position.as_stats().get("failed", {})
         hits, misses = self._cache_counts()
@@ -314,8 +315,8 @@ class Supervisor:
             "minato.batches": waits["waits"],
             "minato.wait.time": waits["wait_ns"] * 1e-9,
             "minato.program.time": waits["used_ns"] * 1e-9,
-            "minato.retries": health["retries"] + pool.unseen.retries,
-            "minato.worker.deaths": health["deaths"] + pool.unseen.deaths,
+            "minato.retries": health["retries"],
+            "minato.worker.deaths": health["deaths"],
             "minato.samples.failed": failed.get("left_out", 0) + failed.get("replaced", 0),
             "minato.cache.hits": hits - self._cached[0],
             "minato.cache.misses": misses - self._cached[1],
@@ -433,7 +434,7 @@ class Supervisor:
             return
         if self._replaces or at_end:
             if self.engine.deaths() + pool.unseen.deaths != self.deaths_reported:
-                self._warn_of_deaths(pool, self.engine.health())
+                self._warn_of_deaths(pool, pool.unseen.added_to(self.engine.health()))
         if at_end:
             self._warn_of_history(pool.moving())
 
@@ -451,7 +452,7 @@ class Supervisor:
                 )
 
     def _warn_of_deaths(self, pool: Executor, health: Any) -> None:
-        deaths, retries = health["deaths"] + pool.unseen.deaths, health["retries"]
+        deaths, retries = health["deaths"], health["retries"]
         if deaths <= self.deaths_reported or _exit.is_set():
             return
         if self.served.position.errors and not self._replaces:
@@ -515,7 +516,8 @@ class Supervisor:
             self.stopped = True
             try:
                 if pool.mine() and pool.started:
-                    health, moving = self.engine.health(), pool.moving()
+                    health = pool.unseen.added_to(self.engine.health())
+                    moving = pool.moving()
                     self._save_last(pool)
             finally:
                 pool.stop()

@@ -25,6 +25,7 @@ import os
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core import start_reasons
@@ -121,9 +122,10 @@ def traits_of(loader: Any) -> Event:
 
 
 def tracer(
-    memo: Memo, owner: Lives, engine: Engine, balanced: bool, traits: Event
+    memo: Memo, owner: Lives, engine: Engine, balanced: bool, traits: Callable[[], Event]
 ) -> Trace | None:
-    """The trace of an iterator whose workers have just started; None: tracing is off."""
+    """The trace of an iterator whose workers have just started; None: tracing is off. traits: of its
+    loader; not asked for without a trace, as the length may be code of the program."""
     out = writer()
     if out is None:
         return None
@@ -133,7 +135,7 @@ def tracer(
         group = next(out.numbers)  # two at once must not share tracks
     memo.trace_group = (group, weakref.ref(owner))
     memo.trace_number = memo.trace_number or group
-    return Trace(out, group, engine, balanced, {**traits, "number": memo.trace_number})
+    return Trace(out, group, engine, balanced, {**traits(), "number": memo.trace_number})
 
 
 class Trace:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
-from .._notes import LATE_SIGNAL, STACK_SIGNAL, Notes
+from .._core import LATE_SIGNAL
+from .._notes import STACK_SIGNAL, Notes
 from .._system import explained
 from ..errors import program_level
 from ..seeding import generator_states
@@ -183,6 +184,11 @@ class Unseen:
     deaths: int = 0
     retries: int = 0  # calls that another worker got after a death
     latest: str = ""  # the latest death, in words, and what follows from it
+
+    def added_to(self, health: Any) -> Any:
+        """The engine's health with these in its counts."""
+        deaths, retries = health["deaths"] + self.deaths, health["retries"] + self.retries
+        return {**health, "deaths": deaths, "retries": retries}
 
 
 class Executor:

@@ -328,7 +328,7 @@ def test_batches_are_equal_when_actors_are_killed(kills: int, cluster: Path) -> 
     assert epochs == [plain(list(local)) for _ in epochs]
 
 
-def test_deaths_of_actors_are_counted_and_warn_once_an_epoch(tmp_path: Path) -> None:
+def test_deaths_of_actors_count_and_warn_once_an_epoch(tmp_path: Path) -> None:
     data = loader(Fragile(tmp_path), remote=actors_of(), persistent_workers=True, max_retries=9)
 
     def warned(run: Any, *deadly: int) -> list[str]:

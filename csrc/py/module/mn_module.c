@@ -23,6 +23,7 @@
 #include "schedule/policy_cost_by_bytes.h"
 #include "schedule/policy_dispatch.h"
 #include "schedule/policy_cost_by_hint.h"
+#include "workers/mn_crew.h"
 #include "workers/mn_records.h"
 
 /* ---- Dying at a labelled point, in builds with MN_FAULTS; empty in others ----
@@ -258,7 +259,7 @@ static PyMethodDef core_methods[] = {
     X(WORKER_LEAVING)                                                                    \
     X(START_UNKNOWN) X(START_FORKED) X(START_THREADS)                                    \
     X(REFUSED_TASKS) X(REFUSED_RECORDS) X(REFUSED_ROWS) X(REFUSED_PRIVATE)               \
-    X(NEXT_TIMEOUT) X(NEXT_HEALTH) X(NEXT_PLAN)                                          \
+    X(NEXT_TIMEOUT) X(NEXT_HEALTH) X(NEXT_PLAN) X(LATE_SIGNAL)                           \
     X(SEED_SAMPLE) X(SEED_GETITEMS) X(SEED_COLLATE) X(SEED_SET_EPOCH) X(SEED_BY_INDEX)   \
     X(SEEDED_BY_INDEX)                                                                   \
     X(SCALER_GROW_IDLE_CORES) X(SCALER_GROW_WAITING) X(SCALER_SHRINK_FULL)               \
@@ -269,8 +270,8 @@ static PyMethodDef core_methods[] = {
 static int
 add_numbers(PyObject *module)
 {
-#define NUMBER(name) {#name, MN_##name},
-    static const struct {
+#define NUMBER(name) {#name, (uint64_t)MN_##name},
+    const struct {
         const char *name;
         uint64_t value;
     } numbers[] = {NUMBERS(NUMBER)};
