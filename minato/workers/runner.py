@@ -350,7 +350,9 @@ class Runner:
     def begin_epoch(self, dataset: Any, epoch: int) -> Any:
         """Calls set_epoch of the runner's copy of the dataset, if it has that; not for -1. Returns the
         source of the epoch's samples: dataset, what now reads it through the cache, or, if set_epoch failed,
-        a stand-in that raises its error for each."""
+        a stand-in that raises its error for each; None if nothing has changed."""
+        if epoch < 0 and self.job.through is None:
+            return None
         try:
             if epoch >= 0 and self.has_copy:
                 self.epoch_failure = None

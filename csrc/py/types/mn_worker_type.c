@@ -238,7 +238,8 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
 /* Calls set_epoch of a dataset before the first sample of a new epoch, or has the source of the
  * samples look for changes of the dataset (-1). Its generators are in the state of some earlier
  * sample, so they are seeded before set_epoch, alike in each worker. The result of the call makes
- * the samples: the dataset, or an object that raises in its place. Returns 0 or -1. */
+ * the samples: the dataset, or an object that raises in its place; None: as before. Returns 0 or
+ * -1. */
 static int
 begin_epoch(struct mn_worker_object *o, const struct mn_block *b)
 {
@@ -256,8 +257,9 @@ begin_epoch(struct mn_worker_object *o, const struct mn_block *b)
     }
     long long epoch = told ? (long long)b->user_epoch - 1 : -1;
     PyObject *r = PyObject_CallFunction(o->set_epoch, "L", epoch);
-    if (r == NULL) {
-        return -1;
+    if (r == NULL || r == Py_None) {
+        Py_XDECREF(r);
+        return r == NULL ? -1 : 0;
     }
     Py_SETREF(o->dataset, r);
     return o->seeder != Py_None && mn_seeder_look(o->seeder) < 0 ? -1 : 0;
