@@ -20,7 +20,7 @@ import slow
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cc", ".cu", ".cuh"}
-FILE_LINES = 800
+FILE_LINES = 1200
 FUNCTION_LINES = 80
 COLUMNS = 100
 
@@ -271,7 +271,7 @@ def check_labels(sources: list[Source]) -> Iterator[str]:
 
 
 def check_file_sizes(sources: list[Source]) -> Iterator[str]:
-    """A file over the limit is two files."""
+    """A file over the limit tells more than one story."""
     for s in sources:
         lines = s.text.count("\n")
         if lines > FILE_LINES:
@@ -489,7 +489,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_words, "engine/a.c", "/* TO" + "DO: later */"),
         (check_labels, "sync/a.h", "int x; /* [A1] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2] */\nint x; /* [A1] */"),
-        (check_file_sizes, "os/a.c", "\n" * 801),
+        (check_file_sizes, "os/a.c", "\n" * (FILE_LINES + 1)),
         (check_columns, "os/a.h", "/* " + "a" * 95 + " */"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 80 + "}\n"),
         (check_function_sizes, "torch/a.cpp",
@@ -515,7 +515,7 @@ def test_rule_complains(rule: Rule, name: str, text: str) -> None:
         (check_labels, "sync/a.h", "/* [A1] x -> y,\n * with [A2] */\nf(); /* [A1] */\n"
                                    "g(); /* [A2] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2], [A2] (caller) */\nf(); /* [A1] */"),
-        (check_file_sizes, "os/a.c", "\n" * 800),
+        (check_file_sizes, "os/a.c", "\n" * FILE_LINES),
         (check_columns, "os/a.h", "/* " + "a" * 94 + " */\n"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 76 + "}\n"),
         (check_function_sizes, "os/a.c", "static int table[] = {\n" + "1,\n" * 99 + "};\n"),
