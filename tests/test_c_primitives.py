@@ -56,7 +56,7 @@ PROGRAMS = {
     "mn_lifeline": Program(),
     "mn_limits": Program(),
     "mn_event": Program(("mn_futex_wait", "mn_now_ns")),
-    "mn_free_extents": Program(("malloc", "calloc", "free"), without="mn_free_extents"),
+    "mn_free_extents": Program(("malloc", "calloc", "free"), without="mn_arena"),
     "mn_runqueue": Program(),
     "mn_engine": Program(("mn_cputime_process", "mn_engine_poll")),
     "mn_worker": Program(),

@@ -20,7 +20,8 @@
  * sets room_came. The holder of the guard then notifies the waiting caller after it has released
  * the guard.
  *
- * Crash, fork: all of this is private memory of the trainer, see mn_free_extents.h.
+ * Crash, fork: all of this is private memory of the trainer, so a worker that is killed at any
+ * instruction cannot damage it. A child made by fork has a dead copy.
  */
 #ifndef MN_ARENA_H
 #define MN_ARENA_H
@@ -28,7 +29,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "memory/mn_free_extents.h"
 #include "os/mn_thread.h"
 
 /* ---- a list of ranges of the arena that must be freed later ----
@@ -88,7 +88,7 @@ mn_ranges_fini(struct mn_ranges *r);
  * twenty. When nothing is loaded, it takes eight to ten seconds, and the spare a hundred to two
  * hundred.
  *
- * A pure state machine: no clock, no lock, no system call.
+ * No clock, no lock, no system call.
  */
 
 #define MN_TRIM_TURN_NS UINT64_C(250000000)
@@ -99,14 +99,6 @@ mn_ranges_fini(struct mn_ranges *r);
 #define MN_TRIM_LONG 10u
 /* Less than a batch of large samples. */
 #define MN_TRIM_SPARE (UINT64_C(4) << 20)
-
-/* Bytes. */
-struct mn_trim_view {
-    uint64_t used;  /* allocated */
-    uint64_t kept;  /* of these, retained by the program */
-    uint64_t warm;
-    uint64_t limit;
-};
 
 struct mn_trim {
     uint64_t turned_ns; /* start of the current turn, 0 before the first */
@@ -141,6 +133,8 @@ mn_memory_file_init(struct mn_memory_file *file);
 /* Closes the file, once every process that needs it has it. */
 void
 mn_memory_file_close(struct mn_memory_file *file);
+
+struct mn_extents; /* which ranges are free: mn_arena.c */
 
 struct mn_arena {
     struct mn_provider *provider;

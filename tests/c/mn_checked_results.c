@@ -88,7 +88,7 @@ tear_down(struct bench *s)
         die(s, i);
     }
     CHECK_EQ(mn_arena_used(&e->arena), 0);
-    CHECK_EQ(mn_extents_used(e->arena.records), 0);
+    rig_has_no_records(e);
     CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
     mn_engine_close(e);
 }

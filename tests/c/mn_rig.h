@@ -28,6 +28,17 @@ rig_step(struct mn_engine *e)
     return any;
 }
 
+/* No record of a batch is left: all of their memory can be allocated at once. */
+static MN_UNUSED void
+rig_has_no_records(struct mn_engine *e)
+{
+    uint64_t off, bytes = e->shm.ctl->input_bytes;
+    mn_mutex_lock(&e->mutex);
+    CHECK_EQ(mn_arena_record(&e->arena, bytes, &off), 0);
+    mn_arena_free_record(&e->arena, off, bytes);
+    mn_mutex_unlock(&e->mutex);
+}
+
 /* Abandons a block. */
 static MN_UNUSED void
 rig_abandon(struct mn_engine *e, uint64_t block_off)
