@@ -221,7 +221,7 @@ fill(struct sim *s, bool dry)
     if (s->c.far && dry) {
         most += s->drawn - s->delivered;
     }
-    else if (s->c.far && v.samples != 0) {
+    else if (s->c.far && s->costs.costs.model.samples != 0) {
         int64_t batch = v.mean_ns * s->c.batch / s->c.workers;
         int64_t slow = batch > 0 ? 3 * v.slowest_ns / batch : 0;
         slow = slow < SIM_AHEAD_LEAST ? SIM_AHEAD_LEAST : slow;

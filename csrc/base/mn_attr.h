@@ -2,19 +2,36 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose: one spelling for what gcc and clang call by different names.
- * Knows nothing: no OS, no Python, no allocation. Macros only.
+ * Knows nothing: no OS, no Python, no allocation.
  */
 #ifndef MN_ATTR_H
 #define MN_ATTR_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
-/* ---- the smaller of two numbers ---- */
+/* ---- arithmetic ---- */
 
 static inline int64_t
 mn_min_i64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+/* Returns a * b, or INT64_MAX on overflow. Both must not be negative. */
+static inline int64_t
+mn_times(int64_t a, int64_t b)
+{
+    int64_t out;
+    return __builtin_mul_overflow(a, b, &out) ? INT64_MAX : out;
+}
+
+/* Returns whether a value has moved by more than a share of what it was: 4 for a quarter. */
+static inline bool
+mn_moved(int64_t was, int64_t now, int64_t share)
+{
+    int64_t by = was > now ? was - now : now - was;
+    return by > was / share;
 }
 
 /* 64 is the line size of every x86-64 and of most AArch64 cores. It is a constant and not queried,

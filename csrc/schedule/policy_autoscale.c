@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "schedule/policy_arithmetic.h"
+#include "base/mn_attr.h"
 
 /* A task that only waits still takes some CPU to start and report. */
 #define LEAST_NEED_MILLI 50

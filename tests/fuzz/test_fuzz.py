@@ -107,7 +107,7 @@ TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
     "npy": (npy, ("ops/mn_npy*.c",)),
     "jpeg": (jpeg, ("ops/mn_jpeg.c", "ops/mn_kernels.c")),
     "envelope": (envelope, tuple(f"{part}/*.c" for part in ENGINE)),
-    "costs": (costs, ("schedule/mn_costs.c", "schedule/policy_*.c")),
+    "costs": (costs, ("schedule/policy_locality.c",)),
 }
 
 

@@ -20,9 +20,8 @@
 #include "py/transport/mn_layout.h"
 #include "schedule/mn_plan.h"
 #include "schedule/policy_autoscale.h"
-#include "schedule/policy_cost_by_bytes.h"
+#include "schedule/mn_costs.h"
 #include "schedule/policy_dispatch.h"
-#include "schedule/policy_cost_by_hint.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_records.h"
 
