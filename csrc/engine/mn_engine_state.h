@@ -34,10 +34,9 @@
 #include "memory/mn_arena.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
-#include "workers/mn_arena_leases.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks_and_retries.h"
+#include "workers/mn_tasks.h"
 
 struct mn_autoscale;
 

@@ -11,7 +11,7 @@
  *   ctl      one page: sizes, stop word, the two events of the trainer
  *   workers  one entry a worker slot: liveness, event, lease, what it runs
  *   tasks    fixed descriptors; a task is a run of neighbouring rows of one block
- *   queues    claim order: rings of (generation, task) entries, see mn_runqueue.h
+ *   queues    claim order: rings of (generation, task) entries, see mn_tasks.h
  *   input    blocks: the rows of one batch, their indices, one report a row
  *   arena    rows of delivered fields, and what workers have leased
  *
@@ -358,13 +358,6 @@ mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, ui
     return *since_ns != 0 && running != 0 && running <= ntasks;
 }
 
-/* Returns whether a worker's entry says that it runs the task, or is about to claim it. */
-static inline bool
-mn_worker_says(const struct mn_worker *k, uint32_t task)
-{
-    return mn_a64_load_acquire(&k->running) == (uint64_t)task + 1; /* [A2], [A4] */
-}
-
 /* ---- queue -------------------------------------------------------------------------- */
 
 struct mn_queue {
@@ -468,17 +461,6 @@ static inline struct mn_worker *
 mn_worker_at(const struct mn_shm *shm, uint32_t w)
 {
     return (struct mn_worker *)(void *)(shm->base + shm->ctl->workers_off) + w;
-}
-
-/* Returns whether the entry of any worker except one names the task. */
-static inline bool
-mn_other_entry_names_task(const struct mn_shm *shm, uint32_t task, uint32_t but)
-{
-    uint32_t w = 0;
-    while (w < shm->ctl->nworkers && (w == but || !mn_worker_says(mn_worker_at(shm, w), task))) {
-        w++;
-    }
-    return w < shm->ctl->nworkers;
 }
 
 static inline struct mn_task *

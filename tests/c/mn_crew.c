@@ -5,7 +5,7 @@
 #include "base/mn_error.h"
 #include "mn_test.h"
 #include "workers/mn_crew.h"
-#include "workers/mn_arena_leases.h"
+#include "workers/mn_tasks.c"
 
 #define TASKS 8u
 #define WORKERS 3u

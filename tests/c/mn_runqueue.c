@@ -8,8 +8,8 @@
 
 #include "base/mn_fault.h"
 #include "base/mn_error.h"
-#include "workers/mn_runqueue.h"
 #include "os/mn_thread.h"
+#include "workers/mn_tasks.c"
 
 #define TASKS 48u
 #define WORKERS 4u

@@ -8,7 +8,7 @@
 
 #include "base/mn_error.h"
 #include "py/seeding/mn_seed_mix.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 
 int
 mn_native_check(const struct mn_native_pipeline *p, const char **why)

@@ -10,7 +10,7 @@
 #include "base/mn_fault.h"
 #include "os/mn_memfd.h"
 #include "py/module/mn_state.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 
 static PyObject *
 segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
