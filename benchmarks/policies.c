@@ -261,11 +261,7 @@ dispatch_work(const struct mn_dispatch *d)
 void *
 scaler_new(void)
 {
-    struct mn_scaler *s = calloc(1, sizeof(*s));
-    if (s != NULL) {
-        mn_scaler_init(s);
-    }
-    return s;
+    return calloc(1, sizeof(struct mn_scaler));
 }
 
 const char *

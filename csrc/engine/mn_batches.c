@@ -234,7 +234,8 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         return MN_DAMAGE_TIMES;
     }
     bool refused = r->flags == MN_FLAG_NO_ROOM;
-    if (r->flags > MN_FLAG_NO_ROOM || (refused && mn_crew_is_damaged(&e->crew, r->worker))) {
+    if (r->flags > MN_FLAG_NO_ROOM
+        || (refused && e->crew.members[r->worker].damage != MN_SOUND)) {
         return MN_DAMAGE_ENVELOPE;
     }
     enum mn_damage damage = read_reports(e, b, r);

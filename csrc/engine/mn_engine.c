@@ -208,7 +208,7 @@ open_parts(struct mn_engine *e)
     if (rc == 0) {
         rc = mn_crew_open(&e->crew, &e->shm, e->cfg.respawn);
         e->crew.executor = &e->zygote.executor;
-        mn_watch_init(&e->watch, &e->crew, &e->mutex);
+        e->watch = (struct mn_watch){.crew = &e->crew, .guard = &e->mutex};
     }
     if (rc == 0) {
         e->flight.by_task = calloc(c->ntasks, sizeof(struct mn_batch *));

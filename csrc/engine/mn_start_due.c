@@ -123,7 +123,7 @@ static bool
 is_usable(const struct mn_crew *crew, uint32_t w)
 {
     const struct mn_worker *k = mn_worker_at(&crew->shm, w);
-    return mn_crew_is_wanted(crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
+    return crew->members[w].wanted && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
            && mn_a32_load_relaxed(&k->exit_request) == 0 /* written by the trainer */
            && !k->retired;
 }

@@ -184,18 +184,6 @@ mn_crew_want(struct mn_crew *c, uint32_t worker)
     mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->state, MN_WORKER_WANTED);
 }
 
-bool
-mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker)
-{
-    return c->members[worker].wanted;
-}
-
-bool
-mn_crew_stays(const struct mn_crew *c, uint32_t worker)
-{
-    return c->members[worker].wanted && !c->members[worker].asked;
-}
-
 void
 mn_crew_retire(struct mn_crew *c, uint32_t worker)
 {
@@ -249,12 +237,6 @@ mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word, bool end)
     }
 }
 
-bool
-mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker)
-{
-    return c->members[worker].damage != MN_SOUND;
-}
-
 uint32_t
 mn_crew_crash_loop(const struct mn_crew *c)
 {
@@ -274,16 +256,6 @@ mn_crew_live(const struct mn_crew *c)
         live += c->members[w].wanted;
     }
     return live;
-}
-
-void
-mn_crew_lose_executor(struct mn_crew *c, bool hung)
-{
-    if (mn_a32_load_relaxed(&c->lost) == 0) {
-        c->wakes.all_sleepers = true;
-        c->hung = hung;
-        mn_a32_store_relaxed(&c->lost, 1);
-    }
 }
 
 void
@@ -313,8 +285,9 @@ notify_worker(const struct mn_crew *c, uint32_t w)
            && mn_event_notify(&k->event);
 }
 
-void
-mn_crew_notify(const struct mn_crew *c, uint32_t n)
+/* Wakes up to n sleeping workers that may find tasks. */
+static void
+notify_some(const struct mn_crew *c, uint32_t n)
 {
     uint32_t workers = c->shm.ctl->nworkers;
     for (uint32_t w = 0; w < workers && n != 0; w++) { /* own queues come first */
@@ -367,7 +340,7 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
         mn_event_notify_always(&c->shm.ctl->trainer);
     }
     if (due->workers != 0) {
-        mn_crew_notify(c, due->workers);
+        notify_some(c, due->workers);
     }
 }
 
@@ -385,12 +358,6 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
 /* This many zygotes in a row that hang are an error: a function that the program has registered
  * for forks may hang in each. */
 #define HUNG_MOST 2u
-
-void
-mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard)
-{
-    *w = (struct mn_watch){.crew = crew, .guard = guard};
-}
 
 static void
 unlock(struct mn_watch *w)
@@ -528,7 +495,9 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
     }
     if (c->executor->gone(c->executor)) {
         mn_mutex_lock(w->guard);
-        mn_crew_lose_executor(c, w->hung >= HUNG_MOST); /* else another may start */
+        c->wakes.all_sleepers = true;
+        c->hung = w->hung >= HUNG_MOST; /* else another may start */
+        mn_a32_store_relaxed(&c->lost, 1);
         unlock(w);
     }
 }

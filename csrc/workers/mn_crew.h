@@ -101,7 +101,7 @@ struct mn_crew {
     struct mn_shm shm;
     struct mn_executor *executor; /* NULL: no workers can be made yet */
     struct mn_member {
-        uint32_t damage; /* enum mn_damage: it is to be ended for this */
+        uint32_t damage; /* enum mn_damage: it is to be ended for this, and still exists */
         struct mn_respawn respawn; /* what its deaths say about the next one */
         bool wanted;     /* a worker exists or is to come, whatever its entry says */
         bool asked;      /* to exit, by the trainer: its entry may say anything */
@@ -157,14 +157,6 @@ mn_crew_ask_to_exit(struct mn_crew *c, uint32_t worker, enum mn_exit_request how
 void
 mn_crew_want(struct mn_crew *c, uint32_t worker);
 
-/* Returns whether this place has or will have a worker, whatever its entry says. */
-bool
-mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker);
-
-/* Returns whether it does, and the worker was not asked to exit. */
-bool
-mn_crew_stays(const struct mn_crew *c, uint32_t worker);
-
 /* The user ends this worker: it will not be replaced. */
 void
 mn_crew_retire(struct mn_crew *c, uint32_t worker);
@@ -186,17 +178,9 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
 void
 mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word, bool end);
 
-/* Returns whether a worker was ended for damage and still exists. */
-bool
-mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker);
-
 /* Returns the number of workers that may still finish a task. */
 uint32_t
 mn_crew_live(const struct mn_crew *c);
-
-/* The executor is gone, by itself or because it hung: wakes the waiting threads. */
-void
-mn_crew_lose_executor(struct mn_crew *c, bool hung);
 
 /* Another executor has taken the place of one that is gone. */
 void
@@ -209,10 +193,6 @@ mn_crew_take_wakes(struct mn_crew *c);
 /* Makes wake-ups. Call it without the lock. */
 void
 mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due);
-
-/* Wakes up to n sleeping workers that may find tasks. Call it without the lock. */
-void
-mn_crew_notify(const struct mn_crew *c, uint32_t n);
 
 /* Wakes every worker, whatever it waits for. Call it without the lock. */
 void
@@ -245,6 +225,7 @@ mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd
  * not watched.
  */
 
+/* Zeroed but for the first two. */
 struct mn_watch {
     struct mn_crew *crew;
     struct mn_mutex *guard;
@@ -255,9 +236,6 @@ struct mn_watch {
     uint32_t starts_seen;         /* processes that it had started at that time */
     uint32_t hung; /* zygotes in a row that were ended because they hung */
 };
-
-void
-mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard);
 
 /* Checks which processes live, and whether their executor answers. Call it before each round of
  * sweeps, without guard. */

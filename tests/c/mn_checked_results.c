@@ -408,7 +408,7 @@ damage_by_the_dead_is_nobody_elses(void)
         CHECK_EQ(rig_run(&s.w[1], first), 0);
         take(&s, &s.b);
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
-        CHECK(!mn_crew_is_damaged(&e->crew, 0));
+        CHECK_EQ(e->crew.members[0].damage, MN_SOUND);
         CHECK_EQ(claim(&s.w[0]), task);
         CHECK_EQ(rig_run(&s.w[0], task), 0);
         take(&s, &s.other);
@@ -431,7 +431,7 @@ lease_with(uint64_t used_end, uint64_t want, bool sound)
     mn_a32_store_seqcst(&k->lease_state, MN_LEASE_WANT);
     (void)rig_step(e);
     CHECK(mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT);
-    CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), !sound);
+    CHECK_EQ(e->crew.members[0].damage == MN_SOUND, sound);
     CHECK_EQ(mn_a32_load_acquire(&k->exit_request) == 0, sound);
     CHECK(sound || mn_arena_used(&e->arena) == before);
     tear_down(&s);

@@ -930,7 +930,7 @@ waiting_for_room_takes_no_ring_of_idle_workers(void)
     struct rig_block b;
     CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
     mn_event_prepare_wait(&w[1].side.me->event); /* idle, about to sleep */
-    mn_crew_notify(&e->crew, 1);
+    mn_crew_wake(&e->crew, &(struct mn_wakes){.workers = 1});
     CHECK_EQ(mn_a32_load_acquire(&w[1].side.me->event.word), MN_EVENT_AWAKE);
     mn_engine_dismiss(e); /* ends it, too */
     CHECK_EQ(mn_thread_join(&thread), 0);
