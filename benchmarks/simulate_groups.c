@@ -1,7 +1,7 @@
 /* simulate_groups.c - the engine's own plan, against workers and a clock that are simulated.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Linked with the engine but for its clock, and called from simulate_groups.py. There is one
+ * Linked with the engine and --wrap=mn_now_ns, and called from simulate_groups.py. There is one
  * thread. Time stands still while anybody can do something, and then goes on to the next event:
  * a worker is done, the consumer is, or somebody who waits looks again. Workers hold the groups
  * that they opened last; a sample costs what it costs and what opening its group does.
@@ -14,7 +14,7 @@
 #include "engine/mn_engine.h"
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 #include "workers/mn_tasks.h"
 
 #define SIM_EXPORT __attribute__((visibility("default")))
@@ -32,25 +32,10 @@
 static uint64_t sim_now;
 
 uint64_t
-mn_now_ns(void)
-{
-    return sim_now;
-}
-
-void
-mn_nap_ns(int64_t ns)
-{
-    sim_now += (uint64_t)ns;
-}
+__wrap_mn_now_ns(void);
 
 uint64_t
-mn_thread_cpu_ns(void)
-{
-    return sim_now;
-}
-
-uint64_t
-mn_process_cpu_ns(void)
+__wrap_mn_now_ns(void)
 {
     return sim_now;
 }

@@ -468,7 +468,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_layers, "ops/a.c", '  #  include "workers/mn_tasks.h"'),
         (check_layers, "engine/a.c", '#include "ops/a.h"'),
         (check_layers, "memory/a.c", '#include "workers/mn_tasks.h"'),
-        (check_layers, "schedule/a.c", '#include "os/mn_clock.h"'),
+        (check_layers, "schedule/a.c", '#include "os/mn_limits.h"'),
         (check_layers, "workers/a.c", '#include "schedule/mn_costs.h"'),
         (check_layers, "workers/a.c", '#include "engine/mn_engine.h"'),
         (check_layers, "engine/a.c", '#include "py/module/mn_state.h"'),

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 #define NAP_NS 200000
 

@@ -15,9 +15,9 @@
 #include "cache/mn_cache_data.h"
 #include "cache/mn_cache_locks.h"
 #include "cache/mn_cache_records.h"
-#include "os/mn_clock.h"
 #include "os/mn_limits.h"
 #include "os/mn_memfd.h"
+#include "os/mn_thread.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define LOG_WAIT_NS (INT64_C(2) * 1000000000)

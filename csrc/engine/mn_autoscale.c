@@ -7,9 +7,9 @@
 #include <stdlib.h>
 
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
 #include "os/mn_limits.h"
 #include "os/mn_proc.h"
+#include "os/mn_thread.h"
 
 /* ---- what the system reports on workers, processors and memory ----
  *

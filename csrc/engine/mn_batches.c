@@ -10,7 +10,7 @@
 #include "engine/mn_batches.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 #include "workers/mn_records.h"
 
 /* ---- in flight -------------------------------------------------------------------------- */

@@ -28,7 +28,7 @@
 #include "engine/mn_batches.h"
 #include "engine/mn_delivery.h"
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 #include "schedule/policy_ready.h"
 
 struct mn_forming {

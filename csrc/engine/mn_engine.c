@@ -13,7 +13,6 @@
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
 #include "memory/mn_arena.h"
-#include "os/mn_clock.h"
 #include "os/mn_limits.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"

@@ -11,7 +11,7 @@
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 /* ---- what the caller tells the plan ----------------------------------------------------- */
 

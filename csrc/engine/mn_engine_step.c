@@ -8,7 +8,7 @@
 #include "base/mn_assert.h"
 #include "base/mn_fault.h"
 #include "engine/mn_batches.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 bool
 mn_engine_has_done(struct mn_engine *e, uint64_t wanted)

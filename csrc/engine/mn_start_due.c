@@ -17,7 +17,7 @@
 #include "base/mn_error.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_shared_costs.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 /* Threads of the program may release retained memory while the program waits for its next batch. */
 #define KEPT_NS UINT64_C(1000000000)

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "base/mn_atomic.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 static struct {
     mn_a32 pid; /* 0: no handler keeps it up to date */

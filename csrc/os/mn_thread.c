@@ -1,4 +1,4 @@
-/* Threads without signals, and private locks, on pthreads.
+/* Time, threads without signals, and private locks, on pthreads.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -15,7 +15,43 @@
 #include <unistd.h>
 
 #include "base/mn_assert.h"
-#include "os/mn_clock.h"
+
+/* ---- Time ---- */
+
+static uint64_t
+mn_clock_read(clockid_t clock)
+{
+    struct timespec ts;
+    int rc = clock_gettime(clock, &ts);
+    mn_assert(rc == 0); /* both clocks exist wherever futexes do */
+    (void)rc;
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t
+mn_now_ns(void)
+{
+    return mn_clock_read(CLOCK_MONOTONIC);
+}
+
+void
+mn_nap_ns(int64_t ns)
+{
+    struct timespec ts = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    (void)nanosleep(&ts, NULL);
+}
+
+uint64_t
+mn_thread_cpu_ns(void)
+{
+    return mn_clock_read(CLOCK_THREAD_CPUTIME_ID);
+}
+
+uint64_t
+mn_process_cpu_ns(void)
+{
+    return mn_clock_read(CLOCK_PROCESS_CPUTIME_ID);
+}
 
 /* ---- The futex system call, shared flavour ---- */
 
@@ -40,6 +76,8 @@ mn_futex_wake(mn_a32 *word, int n)
     long woken = mn_futex_call(word, FUTEX_WAKE, (uint32_t)n, NULL);
     return woken >= 0 ? (int)woken : -errno;
 }
+
+/* ---- Threads and locks ---- */
 
 static void *
 mn_thread_main(void *self)

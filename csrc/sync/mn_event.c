@@ -5,7 +5,6 @@
 
 #include "base/mn_fault.h"
 #include "base/mn_error.h"
-#include "os/mn_clock.h"
 #include "os/mn_thread.h"
 
 /* Where the kernel refuses to wait (a sandbox), sleeps last this long. */

@@ -13,7 +13,6 @@
 #include "base/mn_assert.h"
 #include "base/mn_error.h"
 #include "base/mn_fault.h"
-#include "os/mn_clock.h"
 #include "os/mn_thread.h"
 
 /* ---- the queues: the trainer publishes, workers claim ---- */

@@ -10,8 +10,8 @@
 #include "base/mn_fault.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
 #include "os/mn_proc.h"
+#include "os/mn_thread.h"
 
 #include <signal.h>
 #include <sys/prctl.h>

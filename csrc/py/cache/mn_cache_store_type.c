@@ -14,7 +14,7 @@
 
 #include "base/mn_attr.h"
 #include "base/mn_error.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 #define TEXT(number) TEXT_OF(number)
 #define TEXT_OF(number) #number
