@@ -67,7 +67,7 @@ PROGRAMS = {
     "mn_crew": Program(without="mn_tasks"),
     "mn_waits": Program(),
     "mn_plan": Program(),
-    "mn_cache": Program(("fstatfs", "mn_cache_lock_try", "pread", "pwrite", "fallocate")),
+    "mn_cache": Program(("fstatfs", "fcntl", "pread", "pwrite", "fallocate")),
     "mn_cache_cursor": Program(),
 }
 RUN = sorted(set(PROGRAMS) - {"mn_limits"})

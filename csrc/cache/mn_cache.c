@@ -13,7 +13,6 @@
 
 #include "base/mn_error.h"
 #include "base/mn_fault.h"
-#include "cache/mn_cache_locks.h"
 #include "os/mn_thread.h"
 
 #define SECOND_NS UINT64_C(1000000000)
