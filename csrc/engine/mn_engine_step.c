@@ -168,7 +168,7 @@ grant_one(struct mn_engine *e)
             oldest = w;
         }
     }
-    mn_arena_wait_for_room(&e->arena, false);
+    e->arena.room_waits = false;
     if (oldest == n) {
         e->idle_ns = 0;
         return false;
@@ -192,7 +192,7 @@ grant_one(struct mn_engine *e)
     if (mn_arena_exceeds(&e->arena, len + reserve)) {
         len = want;
         if (!head && mn_arena_exceeds(&e->arena, len + reserve) && !all_wait(e)) {
-            mn_arena_wait_for_room(&e->arena, true);
+            e->arena.room_waits = true;
             return false;
         }
     }

@@ -276,12 +276,11 @@ static uint32_t
 start_tasks(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    uint64_t depth = mn_plan_depth(p);
+    uint64_t depth = mn_plan_dispatch_begins(p);
     uint32_t started = 0;
     struct mn_plan_facts f = facts(e);
     f.queued = mn_worker_views_queued(e, false);
     f.ready = f.queued < depth ? e->delivery->ready(e) : 0;
-    mn_plan_dispatch_begins(p);
     while (f.queued < depth) {
         struct mn_plan_start s;
         int rc = mn_plan_next_task(p, &f, &s) ? start_for_any(e, &s) : MN_FULL;
@@ -393,7 +392,7 @@ mn_start_due(struct mn_engine *e)
     uint32_t moved = mn_plan_parts(p) ? end_shares(e) : 0;
     uint32_t started = mn_plan_view(p)->by_piece ? start_shares(e) : start_tasks(e);
     if (mn_plan_view(p)->unreleased) {
-        mn_arena_wait_for_room(&e->arena, true); /* a release wakes the engine thread */
+        e->arena.room_waits = true; /* a release wakes the engine thread */
     }
     return moved + started;
 }

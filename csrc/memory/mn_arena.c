@@ -915,12 +915,6 @@ mn_arena_exceeds(const struct mn_arena *a, uint64_t bytes)
     return used > a->limit || bytes > a->limit - used;
 }
 
-void
-mn_arena_wait_for_room(struct mn_arena *a, bool waits)
-{
-    a->room_waits = waits;
-}
-
 bool
 mn_arena_room_came(struct mn_arena *a)
 {

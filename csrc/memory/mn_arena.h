@@ -149,7 +149,7 @@ struct mn_arena {
     struct mn_trim trim;
     uint64_t trim_from; /* where its current pass continues */
     uint64_t trimmed_bytes; /* returned to the system so far */
-    bool room_waits;       /* a caller waits for memory to be freed */
+    bool room_waits;       /* the caller's: it found no memory, and waits for some to be freed */
     bool room_came;        /* memory was freed since */
 };
 
@@ -210,12 +210,8 @@ mn_arena_lent(const struct mn_arena *a);
 bool
 mn_arena_exceeds(const struct mn_arena *a, uint64_t bytes);
 
-/* Notes that a caller has found no memory and must be notified when some is freed. */
-void
-mn_arena_wait_for_room(struct mn_arena *a, bool waits);
-
-/* Returns whether that caller must be notified now. Resets the flag: the caller of this function
- * must make the notification. */
+/* Returns whether the caller that waits for memory must be notified now. Resets the flag: the
+ * caller of this function must make the notification. */
 bool
 mn_arena_room_came(struct mn_arena *a);
 

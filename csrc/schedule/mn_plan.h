@@ -259,13 +259,10 @@ mn_plan_settle(struct mn_plan *p);
 bool
 mn_plan_parts(struct mn_plan *p);
 
-/* Begins a dispatch. Call it before mn_plan_next_task(). */
-void
-mn_plan_dispatch_begins(struct mn_plan *p);
-
-/* Returns how many tasks should be queued for any worker. */
+/* Begins a dispatch: call it before mn_plan_next_task(). Returns how many tasks should be queued
+ * for any worker. */
 uint64_t
-mn_plan_depth(const struct mn_plan *p);
+mn_plan_dispatch_begins(struct mn_plan *p);
 
 /* Finds the task to start next, for any worker; mn_plan_next_in_order() finds the first in order,
  * for when memory refuses the other or a queue is full. Returns whether there is one. */

@@ -200,8 +200,9 @@ mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns)
 #define SPARE_BYTES (UINT64_C(32) << 20)
 
 uint64_t
-mn_plan_depth(const struct mn_plan *p)
+mn_plan_dispatch_begins(struct mn_plan *p)
 {
+    p->view.held = p->view.unreleased = false;
     uint64_t workers = p->pace.active;
     uint64_t by_count = workers / 4 + 1;
     uint64_t typical = 0;
@@ -357,12 +358,6 @@ offer(struct mn_plan *p, const struct mn_plan_facts *f, const struct mn_dispatch
     mn_assert(q != NULL);
     *out = (struct mn_plan_start){.batch = q, .task = task, .why = c->why, .node = c->node};
     return memory_allows(p, f, q, c->why, &p->view.held);
-}
-
-void
-mn_plan_dispatch_begins(struct mn_plan *p)
-{
-    p->view.held = p->view.unreleased = false;
 }
 
 bool

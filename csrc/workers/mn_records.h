@@ -274,7 +274,7 @@ struct mn_worker {
     /* A process's parent writes owner, tid and exit_status; the worker writes owner, too. A thread
      * writes its own. The trainer reads them at any time, for statistics and to see which process
      * is there: relaxed, except owner. */
-    mn_a64 owner; /* starts << 32 | pid, see mn_worker_take_entry */
+    mn_a64 owner; /* starts << 32 | pid; taken in py/types/mn_segment_type.c */
     mn_a32 tid;     /* the thread that works; 0: the process's first */
     uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
     uint16_t pause_ms; /* trainer, before SWEPT: pause before the next one is forked */
@@ -326,25 +326,6 @@ static inline void
 mn_worker_set_owner(struct mn_worker *k, uint32_t starts, uint32_t pid)
 {
     mn_a64_store_release(&k->owner, (uint64_t)starts << 32 | pid);
-}
-
-/* Notes which process is this start of the entry. The worker and its parent both do so. If the
- * parent has died before it could, the next zygote calls mn_worker_give_up_entry() instead. All of
- * them exchange the same word, so the first wins: false, if the next zygote did. */
-static inline bool
-mn_worker_take_entry(struct mn_worker *k, uint32_t starts, uint32_t pid)
-{
-    uint64_t seen = (uint64_t)starts << 32, mine = seen | pid;
-    return mn_a64_cas_acqrel(&k->owner, &seen, mine) || seen == mine;
-}
-
-/* Counts a start that no process took. True: a process that tries to take it now is refused. False:
- * a process has taken the entry. */
-static inline bool
-mn_worker_give_up_entry(struct mn_worker *k)
-{
-    uint64_t seen = mn_a64_load_acquire(&k->owner);
-    return (uint32_t)seen == 0 && mn_a64_cas_acqrel(&k->owner, &seen, seen + (UINT64_C(1) << 32));
 }
 
 /* Returns the task that a worker has begun, and when. A snapshot only: the task may just be over.
