@@ -3,7 +3,7 @@
  */
 #include <stdlib.h>
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "schedule/mn_costs.c"
 #include "schedule/mn_plan.c"
 #include "schedule/policy_autoscale.h"

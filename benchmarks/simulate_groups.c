@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_engine_state.h"

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
 #include "os/mn_thread.h"

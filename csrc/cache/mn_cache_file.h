@@ -56,7 +56,7 @@
 
 #define MN_CACHE_HEADER_WAIT_S 5 /* an opener waits this long for the header lock */
 
-/* Why a folder cannot hold a cache. Positive, and distinct from the results of base/mn_error.h. */
+/* Why a folder cannot hold a cache. Positive, and distinct from the results of base/mn_base.h. */
 enum mn_cache_refusal {
     MN_CACHE_NOT_IN_MEMORY = 16, /* the folder's file system is not tmpfs */
     MN_CACHE_FOREIGN,            /* folder or file belongs to another user, or others may write */

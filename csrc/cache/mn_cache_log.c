@@ -12,8 +12,7 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_limits.h"
 #include "os/mn_memfd.h"
 #include "os/mn_thread.h"

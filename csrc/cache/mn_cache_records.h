@@ -31,7 +31,7 @@
 #include <stdint.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 #define MN_CACHE_LAYOUT 4u
 #define MN_CACHE_MAGIC UINT64_C(0x6568636163206e6d) /* "mn cache" */

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"

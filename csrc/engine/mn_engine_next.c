@@ -4,9 +4,7 @@
  */
 #include <errno.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"

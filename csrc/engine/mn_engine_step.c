@@ -5,8 +5,7 @@
  */
 #include "engine/mn_engine_state.h"
 
-#include "base/mn_assert.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "os/mn_thread.h"
 

@@ -11,8 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "os/mn_memfd.h"
 
 /* ---- lists of ranges that must be freed later ---- */

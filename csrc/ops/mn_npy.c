@@ -20,7 +20,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 /* ---- Headers ----
  *

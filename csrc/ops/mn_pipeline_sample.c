@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 #include "minato/ops.h"
 #include "ops/mn_recipe.h"
 

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/mn_assert.h"
+#include "base/mn_base.h"
 
 /* ---- Time ---- */
 

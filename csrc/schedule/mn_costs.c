@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 /* ---- the distribution of costs: a log-bucketed histogram ----
  *

@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_attr.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "schedule/mn_plan_state.h"
 
 /* ---- how many neighbouring samples form one task ----

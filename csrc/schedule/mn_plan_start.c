@@ -5,8 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "schedule/mn_plan_state.h"
 
 /* ---- planned batches -------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #define MN_PLAN_STATE_H
 
 #include "base/mn_atomic.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 #include "schedule/mn_plan.h"
 
 #define MN_PLAN_BATCHES 4096u /* at least */

@@ -3,7 +3,7 @@
  */
 #include "schedule/policy_autoscale.h"
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 /* A task that only waits still takes some CPU to start and report. */
 #define LEAST_NEED_MILLI 50

@@ -6,8 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/mn_attr.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 
 enum { BY_SLACK = 0, BY_COST = 1, BY_ORDER = 2, HEAPS = 3 };
 

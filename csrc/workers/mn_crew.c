@@ -9,7 +9,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_proc.h"
 
 /* ---- the executor: tells worker processes and native threads to start and exit ---- */

@@ -59,7 +59,7 @@
 #include <stdint.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 #include "sync/mn_event.h"
 
 #define MN_PAGE 4096u

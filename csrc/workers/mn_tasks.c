@@ -10,9 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_thread.h"
 
 /* ---- the queues: the trainer publishes, workers claim ---- */

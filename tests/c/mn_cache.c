@@ -16,8 +16,7 @@
 #include <sys/time.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_memfd.h"
 #include "mn_test.h"
 

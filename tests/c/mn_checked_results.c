@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
 #include "os/mn_proc.h"

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "mn_test.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_tasks.c"

@@ -8,7 +8,7 @@
 #ifndef MN_RIG_H
 #define MN_RIG_H
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
 #include "schedule/mn_plan_state.h"

@@ -6,8 +6,7 @@
 #define _GNU_SOURCE
 #include "mn_test.h"
 
-#include "base/mn_fault.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "os/mn_thread.h"
 #include "workers/mn_tasks.c"
 

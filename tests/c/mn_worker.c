@@ -10,7 +10,7 @@
 
 #include <poll.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_thread.h"
 
 #define MIB (UINT64_C(1) << 20)

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_engine.h"
 #include "os/mn_proc.h"
 #include "os/mn_thread.h"

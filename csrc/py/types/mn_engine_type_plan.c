@@ -1,7 +1,7 @@
 /* mn_engine_type_plan.c - the methods of Engine for static and for balanced scheduling.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "py/types/mn_engine_object.h"
 
 #include <errno.h>

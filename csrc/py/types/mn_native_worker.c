@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "py/seeding/mn_seed_mix.h"
 #include "workers/mn_tasks.h"
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_memfd.h"
 #include "py/module/mn_state.h"
 #include "workers/mn_tasks.h"

@@ -5,7 +5,7 @@
  * returns only for tasks that do: whole batches, results that do not fit rows, exceptions, stop.
  * Python then sends the result with finish().
  */
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
