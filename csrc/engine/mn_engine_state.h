@@ -97,7 +97,6 @@ struct mn_engine {
     struct mn_arena arena;
     struct mn_tasks tasks;
     struct mn_arena_leases leases;
-    struct mn_zygote zygote; /* the crew's executor */
     struct mn_crew crew;
     struct mn_watch watch;   /* of the crew's processes; engine thread only */
     uint32_t active;         /* workers that should exist, standby workers not counted */

@@ -12,42 +12,6 @@
 #include "base/mn_base.h"
 #include "os/mn_proc.h"
 
-/* ---- the executor: tells worker processes and native threads to start and exit ---- */
-
-static void
-zygote_check_table(struct mn_executor *self)
-{
-    struct mn_zygote *z = (struct mn_zygote *)self;
-    if (z->cmd >= 0) {
-        ssize_t n = write(z->cmd, "!", 1);
-        (void)n; /* full: it was told already; closed: its death is noticed elsewhere */
-        return;
-    }
-    for (uint32_t w = 0; w < z->shm.ctl->nworkers; w++) { /* threads: each serves itself */
-        mn_event_notify(&mn_worker_at(&z->shm, w)->event);
-    }
-}
-
-static bool
-zygote_gone(struct mn_executor *self)
-{
-    const struct mn_zygote *z = (const struct mn_zygote *)self;
-    return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0;
-}
-
-static void
-zygote_end(struct mn_executor *self)
-{
-    (void)mn_proc_kill_pidfd(((const struct mn_zygote *)self)->pidfd, SIGKILL);
-}
-
-void
-mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd)
-{
-    struct mn_executor executor = {zygote_check_table, zygote_gone, zygote_end, pidfd >= 0};
-    *z = (struct mn_zygote){executor, *shm, pidfd, cmd};
-}
-
 /* ---- whether a dead worker is replaced ---- */
 
 /* Records a death that was not asked for. Returns whether to replace the worker. */
@@ -82,7 +46,7 @@ mn_respawn_pause_ms(const struct mn_respawn *r)
 int
 mn_crew_open(struct mn_crew *c, const struct mn_shm *shm, bool respawn)
 {
-    *c = (struct mn_crew){.shm = *shm, .respawn = respawn};
+    *c = (struct mn_crew){.shm = *shm, .zygote = -1, .command = -1, .respawn = respawn};
     c->members = calloc(shm->ctl->nworkers, sizeof(*c->members));
     return c->members != NULL ? 0 : -ENOMEM;
 }
@@ -91,7 +55,7 @@ void
 mn_crew_close(struct mn_crew *c)
 {
     free(c->members);
-    *c = (struct mn_crew){0};
+    c->members = NULL;
 }
 
 /* ---- deaths -------------------------------------------------------------------------- */
@@ -128,7 +92,7 @@ mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     struct mn_member *m = &c->members[worker];
     bool stopping = mn_a32_load_acquire(&c->shm.ctl->stop) != 0;
     bool damaged = m->damage != MN_SOUND; /* it was counted when the damage was found */
-    bool asked = m->asked || !c->executor->processes; /* a thread's entry is trusted */
+    bool asked = m->asked || c->zygote < 0; /* a thread's entry is trusted */
     bool left = mn_a32_load_relaxed(&k->exit_request) != 0 && asked && !damaged;
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: the count is final */
     int32_t status = (int32_t)mn_a32_load_relaxed(&k->exit_status);
@@ -316,6 +280,20 @@ mn_crew_take_wakes(struct mn_crew *c)
     return due;
 }
 
+/* Threads serve themselves, each woken by its own event. */
+static void
+tell_executor(const struct mn_crew *c)
+{
+    if (c->command >= 0) {
+        ssize_t n = write(c->command, "!", 1);
+        (void)n; /* full: it was told already; closed: its death is noticed elsewhere */
+        return;
+    }
+    for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
+        mn_event_notify(&mn_worker_at(&c->shm, w)->event);
+    }
+}
+
 void
 mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
 {
@@ -323,8 +301,8 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
     if (due->engine) {
         (void)mn_event_notify_released(&c->shm.ctl->engine);
     }
-    if (due->executor && c->executor != NULL) {
-        c->executor->check_table(c->executor);
+    if (due->executor) {
+        tell_executor(c);
     }
     for (uint32_t w = 0; (due->leases || due->all_sleepers) && w < c->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&c->shm, w);
@@ -473,7 +451,7 @@ expect_answer(struct mn_watch *w, bool owed, bool to_come)
     if (has_hung(w)) {
         w->hung++;
         w->unanswered = w->looks_without_start = 0; /* another zygote begins anew */
-        c->executor->end(c->executor);
+        (void)mn_proc_kill_pidfd(c->zygote, SIGKILL);
     }
 }
 
@@ -481,7 +459,7 @@ void
 mn_watch_look(struct mn_watch *w, uint64_t now_ns)
 {
     struct mn_crew *c = w->crew;
-    if (!c->executor->processes || mn_a32_load_relaxed(&c->lost) != 0
+    if (c->zygote < 0 || mn_a32_load_relaxed(&c->lost) != 0
         || mn_a32_load_acquire(&c->shm.ctl->stop) != 0) {
         return;
     }
@@ -493,7 +471,7 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
         w->looked_ns = now_ns;
         expect_answer(w, owed, is_to_come(c));
     }
-    if (c->executor->gone(c->executor)) {
+    if (mn_proc_wait_pidfd(c->zygote, 0) == 0) {
         mn_mutex_lock(w->guard);
         c->wakes.all_sleepers = true;
         c->hung = w->hung >= HUNG_MOST; /* else another may start */

@@ -7,8 +7,8 @@
  *
  *   EXITED - mn_crew_exited -> mn_crew_record_death -> (tasks, leases) -> mn_crew_swept - SWEPT
  *
- * An executor makes and reaps the workers: a zygote that forks processes, threads that serve
- * themselves, or a test's fake. It is told to check the table, and asked whether it lives.
+ * An executor makes and reaps the workers: a zygote that forks processes, or threads that serve
+ * themselves. It is told to check the table; a zygote is asked whether it lives, too.
  *
  * Lock. None of its own: all functions need the owner's lock unless they say otherwise, and make
  * no system call under it. So wake-ups are noted (mn_wakes), taken under the lock, and made
@@ -78,28 +78,20 @@ struct mn_respawn_death {
     uint64_t now_ns;
 };
 
-struct mn_executor {
-    /* Check the table: a worker is WANTED, SWEPT or asked to exit. Called without locks. */
-    void (*check_table)(struct mn_executor *self);
-    /* Returns whether the executor is gone and will not check it any more. Called without locks. */
-    bool (*gone)(struct mn_executor *self);
-    /* Ends an executor that does not answer. */
-    void (*end)(struct mn_executor *self);
-    bool processes; /* its workers have processes of their own */
-};
-
 /* Wake-ups to make after the lock is released. Zeroed memory means none. */
 struct mn_wakes {
     bool engine;      /* the engine thread must look again */
     bool leases;      /* leases were answered */
-    bool executor;    /* the executor must check the table */
+    bool executor;    /* the executor must check the table: a worker is WANTED, SWEPT or asked to
+                       * exit */
     bool all_sleepers; /* after a death: also sleepers whose wake-up the dead worker had claimed */
     uint32_t workers; /* number of sleeping workers that may find tasks */
 };
 
 struct mn_crew {
     struct mn_shm shm;
-    struct mn_executor *executor; /* NULL: no workers can be made yet */
+    int zygote;          /* its pidfd, which the owner sets; -1: none, workers are threads */
+    int command;         /* write end of its pipe: one byte means "check the table"; -1: none */
     struct mn_member {
         uint32_t damage; /* enum mn_damage: it is to be ended for this, and still exists */
         struct mn_respawn respawn; /* what its deaths say about the next one */
@@ -198,19 +190,6 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due);
 void
 mn_crew_notify_all(const struct mn_crew *c);
 
-/* ---- executors ------------------------------------------------------------------------ */
-
-/* A zygote, or threads, which are woken by their own events and cannot be gone. */
-struct mn_zygote {
-    struct mn_executor executor;
-    struct mn_shm shm;
-    int pidfd; /* of the zygote; -1: none */
-    int cmd;   /* write end of its pipe: one byte means "check the table"; -1: threads */
-};
-
-void
-mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd);
-
 /* ---- the trainer's own observation of workers' processes ----
  *
  * The zygote reports deaths. That is not enough: a zygote that is stopped or hangs reports nothing.
@@ -230,14 +209,14 @@ struct mn_watch {
     struct mn_crew *crew;
     struct mn_mutex *guard;
     uint64_t looked_ns;   /* time of the last look at all workers */
-    /* Numbers of looks in a row without a new process of the executor: */
+    /* Numbers of looks in a row without a new process of the zygote: */
     uint32_t unanswered;          /* at which it owed an answer */
     uint32_t looks_without_start; /* at which a worker was to be started */
     uint32_t starts_seen;         /* processes that it had started at that time */
     uint32_t hung; /* zygotes in a row that were ended because they hung */
 };
 
-/* Checks which processes live, and whether their executor answers. Call it before each round of
+/* Checks which processes live, and whether the zygote answers. Call it before each round of
  * sweeps, without guard. */
 void
 mn_watch_look(struct mn_watch *w, uint64_t now_ns);

@@ -549,7 +549,7 @@ close_with(struct mn_engine *e, pid_t zygote)
 {
     CHECK_EQ(kill(zygote, SIGKILL), 0);
     CHECK_EQ(end_of(zygote), SIGKILL);
-    close(e->zygote.pidfd);
+    close(e->crew.zygote);
     mn_engine_close(e);
 }
 
@@ -569,7 +569,7 @@ an_entry_that_lies_about_its_death(void)
     struct mn_engine *e = set_up(&s, false, 1);
     struct mn_worker *k = s.w[0].side.me;
     pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
-    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    e->crew.zygote = mn_proc_pidfd(zygote);
     plan_both(&s);
     uint32_t task = claim(&s.w[0]);
     mn_watch_look(&e->watch, SECOND_NS);
