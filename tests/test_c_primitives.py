@@ -64,7 +64,7 @@ PROGRAMS = {
     "mn_checked_results": Program(),
     "mn_arena": Program(),
     "mn_pagelocks": Program(),
-    "mn_crew": Program(("mn_proc_wait_pidfd", "mn_proc_kill_pidfd"), "mn_tasks"),
+    "mn_crew": Program(("mn_proc_ended", "mn_proc_kill_pidfd"), "mn_tasks"),
     "mn_waits": Program(),
     "mn_plan": Program(),
     "mn_cache": Program(("fstatfs", "fcntl", "pread", "pwrite", "fallocate")),

@@ -460,15 +460,15 @@ mn_filecache_add(struct mn_filecache *cache, const char *path,
 }
 
 int
-mn_filecache_each(const struct mn_filecache *cache, enum mn_filecache_kind kind,
-                  int (*visit)(const struct mn_filecache_entry *entry, void *arg),
-                  void *arg)
+mn_filecache_each_boxes(const struct mn_filecache *cache,
+                        int (*visit)(const struct mn_filecache_entry *entry, void *arg),
+                        void *arg)
 {
     int rc = 0;
     for (uint64_t list = 0; list < MN_FILECACHE_LISTS; list++) {
         const struct mn_filecache_entry *entry = head_of(cache, list);
         for (; rc == 0 && entry != NULL; entry = entry->next) {
-            rc = entry->kind == kind ? visit(entry, arg) : 0;
+            rc = entry->kind == MN_CACHED_BOXES ? visit(entry, arg) : 0;
         }
     }
     return rc;

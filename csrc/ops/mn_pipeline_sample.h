@@ -176,11 +176,11 @@ mn_filecache_add(struct mn_filecache *cache, const char *path,
                  const struct mn_npy_identity *identity, const struct mn_npy *npy,
                  struct mn_boxes *boxes);
 
-/* Calls `visit` for each entry of a kind until it returns nonzero, and returns that. */
+/* Calls `visit` for each entry that has boxes until it returns nonzero, and returns that. */
 int
-mn_filecache_each(const struct mn_filecache *cache, enum mn_filecache_kind kind,
-                  int (*visit)(const struct mn_filecache_entry *entry, void *arg),
-                  void *arg);
+mn_filecache_each_boxes(const struct mn_filecache *cache,
+                        int (*visit)(const struct mn_filecache_entry *entry, void *arg),
+                        void *arg);
 
 struct mn_work_block {
     struct mn_work_block *next;

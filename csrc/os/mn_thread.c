@@ -62,11 +62,22 @@ mn_futex_call(mn_a32 *word, int op, uint32_t value, const struct timespec *timeo
     return syscall(SYS_futex, word, op, value, timeout, NULL, 0);
 }
 
+/* Returns ts, set to ns, as system calls take their time-outs; NULL if ns < 0: no time-out. */
+static struct timespec *
+timeout_of(struct timespec *ts, int64_t ns)
+{
+    if (ns < 0) {
+        return NULL;
+    }
+    *ts = (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    return ts;
+}
+
 int
 mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns)
 {
     struct timespec ts;
-    struct timespec *timeout = mn_timeout_of(&ts, timeout_ns);
+    struct timespec *timeout = timeout_of(&ts, timeout_ns);
     return mn_futex_call(word, FUTEX_WAIT, expected, timeout) == 0 ? 0 : -errno;
 }
 

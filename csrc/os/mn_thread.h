@@ -13,7 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include <time.h>
 
 #include "base/mn_atomic.h"
 
@@ -26,17 +25,6 @@
 /* Returns monotonic time since some point in the past. It never goes back and stops in suspend. */
 uint64_t
 mn_now_ns(void);
-
-/* Returns ts, set to ns, as system calls take their time-outs; NULL if ns < 0: no time-out. */
-static inline struct timespec *
-mn_timeout_of(struct timespec *ts, int64_t ns)
-{
-    if (ns < 0) {
-        return NULL;
-    }
-    *ts = (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
-    return ts;
-}
 
 /* Sleeps for about ns; a signal ends the sleep. */
 void

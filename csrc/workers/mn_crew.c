@@ -471,7 +471,7 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
         w->looked_ns = now_ns;
         expect_answer(w, owed, is_to_come(c));
     }
-    if (mn_proc_wait_pidfd(c->zygote, 0) == 0) {
+    if (mn_proc_ended(c->zygote)) {
         mn_mutex_lock(w->guard);
         c->wakes.all_sleepers = true;
         c->hung = w->hung >= HUNG_MOST; /* else another may start */
