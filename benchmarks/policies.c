@@ -3,10 +3,10 @@
  */
 #include <stdlib.h>
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
+#include "schedule/mn_costs.c"
+#include "schedule/mn_plan.c"
 #include "schedule/policy_autoscale.h"
-#include "schedule/policy_chunk.h"
-#include "schedule/policy_cost.h"
 #include "schedule/policy_dispatch.h"
 #include "schedule/policy_locality.h"
 #include "schedule/policy_ready.h"
@@ -32,116 +32,116 @@ dispatch_period(int64_t consumer, int64_t mean, int64_t batch, int64_t workers)
 int64_t
 split_worth(int64_t on, const int64_t *walls, int64_t n, int64_t send)
 {
-    static struct mn_histogram h;
+    struct mn_costs c = {.split = on != 0, .send_ns = send};
     double sum = 0.0;
-    mn_histogram_init(&h);
     for (int64_t i = 0; i < n; i++) {
-        mn_histogram_add(&h, walls[i]);
+        mn_histogram_add(&c.model.wall, walls[i]);
         sum += (double)walls[i];
     }
-    return mn_split_worth(on != 0, &h, n > 0 ? (int64_t)(sum / (double)n) : 0, send);
+    c.model.mean_wall_ns = n > 0 ? sum / (double)n : 0.0;
+    return mn_split_worth(&c);
 }
 
 /* ---- costs, and the timeout learned from them ---- */
 
-struct cost {
-    struct mn_cost model;
-    struct mn_slow slow;
-    struct mn_cost_cell cells[];
-};
-
 void *
 cost_new(int64_t n)
 {
-    struct cost *c = calloc(1, sizeof(*c) + mn_cost_bytes(n));
-    if (c != NULL) {
-        (void)mn_cost_init(&c->model, n > 0 ? c->cells : NULL, n);
-        mn_slow_init(&c->slow);
+    struct mn_costs *c = malloc(sizeof(*c));
+    if (c != NULL && mn_costs_init(c, n) < 0) {
+        free(c);
+        c = NULL;
     }
     return c;
 }
 
 void
-cost_observe(struct cost *c, int64_t index, int64_t wall)
+cost_free(struct mn_costs *c)
+{
+    mn_costs_fini(c);
+    free(c);
+}
+
+void
+cost_observe(struct mn_costs *c, int64_t index, int64_t wall)
 {
     mn_cost_observe(&c->model, index, wall);
 }
 
 int64_t
-cost_wall(const struct cost *c, int64_t index)
+cost_wall(const struct mn_costs *c, int64_t index)
 {
     return mn_cost_wall(&c->model, index);
 }
 
 int64_t
-cost_knows(const struct cost *c, int64_t index)
+cost_knows(const struct mn_costs *c, int64_t index)
 {
     return mn_cost_knows(&c->model, index);
 }
 
 int64_t
-cost_quantile(const struct cost *c, int64_t permille)
+cost_quantile(const struct mn_costs *c, int64_t permille)
 {
-    return mn_histogram_quantile(&c->model.wall, (int)permille);
+    return mn_costs_quantile(c, (int)permille);
 }
 
 int64_t
-cost_above(const struct cost *c, int64_t ns)
+cost_above(const struct mn_costs *c, int64_t ns)
 {
     return mn_histogram_above(&c->model.wall, ns);
 }
 
 int64_t
-cost_weight(const struct cost *c, int64_t ns)
+cost_weight(const struct mn_costs *c, int64_t ns)
 {
     return mn_histogram_weight(&c->model.wall, ns);
 }
 
 int64_t
-cost_save(const struct cost *c, int64_t most, int64_t *index, int64_t *wall)
+cost_save(const struct mn_costs *c, int64_t most, int64_t *index, int64_t *wall)
 {
-    int64_t cursor = 0;
-    return mn_cost_save(&c->model, &cursor, most, index, wall);
+    return mn_costs_save(c, most, index, wall, NULL);
 }
 
 int64_t
-cost_load(struct cost *c, int64_t n, const int64_t *index, const int64_t *wall)
+cost_load(struct mn_costs *c, int64_t n, const int64_t *index, const int64_t *wall)
 {
-    return mn_cost_load(&c->model, n, index, wall);
+    return mn_costs_load(c, n, index, wall, NULL, NULL);
 }
 
 int64_t
-cost_learn_timeout(struct cost *c)
+cost_learn_timeout(struct mn_costs *c)
 {
     return mn_slow_update(&c->slow, &c->model.wall);
 }
 
 int64_t
-cost_timeout(const struct cost *c)
+cost_timeout(const struct mn_costs *c)
 {
     return c->slow.timeout_ns;
 }
 
 int64_t
-cost_tail(const struct cost *c)
+cost_tail(const struct mn_costs *c)
 {
     return c->slow.tail;
 }
 
 int64_t
-cost_known(const struct cost *c)
+cost_known(const struct mn_costs *c)
 {
     return c->model.known;
 }
 
 int64_t
-cost_samples(const struct cost *c)
+cost_samples(const struct mn_costs *c)
 {
     return (int64_t)c->model.samples;
 }
 
 void
-cost_mean(const struct cost *c, double *mean)
+cost_mean(const struct mn_costs *c, double *mean)
 {
     *mean = c->model.mean_wall_ns;
 }
@@ -223,7 +223,7 @@ dispatch_retime(struct mn_dispatch *d, const int64_t *rates)
 void
 dispatch_close(struct mn_dispatch *d, int64_t closed)
 {
-    mn_dispatch_close(d, closed != 0);
+    d->closed = closed != 0;
 }
 
 static bool
@@ -261,11 +261,7 @@ dispatch_work(const struct mn_dispatch *d)
 void *
 scaler_new(void)
 {
-    struct mn_scaler *s = calloc(1, sizeof(*s));
-    if (s != NULL) {
-        mn_scaler_init(s);
-    }
-    return s;
+    return calloc(1, sizeof(struct mn_scaler));
 }
 
 const char *

@@ -1,13 +1,15 @@
 """The engine's policies one by one, for tests and simulations.
 
-The C sources of ``csrc/schedule/policy_*`` are compiled with policies.c into a library on first
-use, which needs a C compiler. All arguments are 64-bit integers, lists of them, or pointers.
+The C sources of ``csrc/schedule`` are compiled into a library on first use, which needs a C
+compiler. policies.c includes those whose policies are static. All arguments are 64-bit integers,
+lists of them, or pointers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,11 +27,14 @@ def library() -> ctypes.CDLL:
     compiler = shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise RuntimeError("the policies are written in C, and there is no C compiler")
-    sources = [Path(__file__).with_suffix(".c"), *sorted(CSRC.glob("schedule/policy_*.c"))]
+    own = Path(__file__).with_suffix(".c")
+    included = re.findall(r"#include \"(schedule/\w+\.c)\"", own.read_text())
+    sources = {own, CSRC / "base/mn_base.c", *CSRC.glob("schedule/*.c")}
+    sources -= {CSRC / name for name in included}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "policies.so"
         command = [compiler, "-std=c11", "-O1", "-shared", "-fPIC", f"-I{CSRC}"]
-        subprocess.run([*command, *map(str, sources), "-lm", "-o", str(out)], check=True)
+        subprocess.run([*command, *sorted(map(str, sources)), "-lm", "-o", str(out)], check=True)
         return ctypes.CDLL(str(out))
 
 
@@ -66,6 +71,8 @@ def period(consumer_ns: int, mean_sample_ns: int, batch_size: int, workers: int)
 class _Policy:
     """Memory of a policy, from its function `new`, which returns NULL for wrong arguments."""
 
+    FREE = "policy_free"
+
     def __init__(self, new: str, *arguments: object) -> None:
         address = _call(new, *arguments, result=ctypes.c_void_p)
         if address is None:
@@ -74,11 +81,13 @@ class _Policy:
 
     def __del__(self) -> None:
         if hasattr(self, "_own"):
-            _call("policy_free", self._own)
+            _call(self.FREE, self._own)
 
 
 class Cost(_Policy):
     """Costs of n indices, their distribution, and the slow timeout learned from it."""
+
+    FREE = "cost_free"
 
     def __init__(self, n: int = 0) -> None:
         super().__init__("cost_new", n)

@@ -1,7 +1,7 @@
 /* simulate_groups.c - the engine's own plan, against workers and a clock that are simulated.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Linked with the engine but for its clock, and called from simulate_groups.py. There is one
+ * Linked with the engine and --wrap=mn_now_ns, and called from simulate_groups.py. There is one
  * thread. Time stands still while anybody can do something, and then goes on to the next event:
  * a worker is done, the consumer is, or somebody who waits looks again. Workers hold the groups
  * that they opened last; a sample costs what it costs and what opening its group does.
@@ -9,13 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
-#include "workers/mn_worker.h"
+#include "os/mn_thread.h"
+#include "workers/mn_tasks.h"
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 /* A program that waits looks again after so long, and so does the engine (mn_engine.c). */
@@ -32,25 +31,10 @@
 static uint64_t sim_now;
 
 uint64_t
-mn_now_ns(void)
-{
-    return sim_now;
-}
-
-void
-mn_nap_ns(int64_t ns)
-{
-    sim_now += (uint64_t)ns;
-}
+__wrap_mn_now_ns(void);
 
 uint64_t
-mn_thread_cpu_ns(void)
-{
-    return sim_now;
-}
-
-uint64_t
-mn_process_cpu_ns(void)
+__wrap_mn_now_ns(void)
 {
     return sim_now;
 }
@@ -221,7 +205,7 @@ fill(struct sim *s, bool dry)
     if (s->c.far && dry) {
         most += s->drawn - s->delivered;
     }
-    else if (s->c.far && v.samples != 0) {
+    else if (s->c.far && s->costs.costs.model.samples != 0) {
         int64_t batch = v.mean_ns * s->c.batch / s->c.workers;
         int64_t slow = batch > 0 ? 3 * v.slowest_ns / batch : 0;
         slow = slow < SIM_AHEAD_LEAST ? SIM_AHEAD_LEAST : slow;

@@ -1,12 +1,14 @@
 """Measures of the source tree: size, files, and how its parts depend on each other.
 
-``python tests/measures.py [FOLDER]`` (`make measures`) prints them as a table. FOLDER is another
+``python tests/measures.py [FOLDER]`` (`make measures`) prints them as a table, and a list of the
+functions in C headers that are called in one place: most of them could be static. FOLDER is another
 checkout to measure. tests/test_lint.py holds the circles at 0.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 from collections import Counter
@@ -99,8 +101,9 @@ def file_edges(found: list[Import]) -> set[tuple[str, str]]:
     return {(i.module, i.imported) for i in found if i.module}
 
 
-def header_functions(root: Path) -> tuple[int, int]:
-    """Functions declared or defined in C headers, and those that are called in one place."""
+def header_functions(root: Path) -> tuple[int, list[tuple[Path, str]]]:
+    """How many functions C headers declare or define; those of them that are called in one place,
+    with their headers."""
     texts = {p: p.read_text("utf-8") for p in sources(root, "csrc")}
     plain = {p: re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", " ", t, flags=re.S)
              for p, t in texts.items()}  # fmt: skip
@@ -113,8 +116,9 @@ def header_functions(root: Path) -> tuple[int, int]:
     mentions = Counter(re.findall(r"\bmn_\w+", "\n".join(plain.values())))
     headers = "\n".join(text for p, text in plain.items() if p.suffix == ".h")
     inline = {n for _, n in declared if re.search(rf"\b{n}\([^;{{]*\{{", headers)}
-    single = sum(mentions[name] == (2 if name in inline else 3) for _, name in declared)
-    return len(declared), single
+    return len(declared), sorted(
+        (p, name) for p, name in declared if mentions[name] == (2 if name in inline else 3)
+    )
 
 
 def enums_again(root: Path) -> list[str]:
@@ -150,7 +154,8 @@ def table(root: Path) -> Iterator[tuple[str, object]]:
     yield "product files", len(lengths)
     short = (sum(n < most for n in lengths) for most in (100, 50))
     yield "files under 100 lines; under 50", "{}; {}".format(*short)
-    yield "functions in C headers; with one use", "{}; {}".format(*header_functions(root))
+    declared, single = header_functions(root)
+    yield "functions in C headers; with one use", f"{declared}; {len(single)}"
     yield "test lines", sum(p.read_text("utf-8").count("\n") for p in sources(root, "tests"))
     found = imports(root)
     packages, files = package_edges(found), knots(file_edges(found))
@@ -169,5 +174,9 @@ def table(root: Path) -> Iterator[tuple[str, object]]:
 
 
 if __name__ == "__main__":
-    for name, value in table(Path(sys.argv[1] if sys.argv[1:] else Path(__file__).parents[1])):
+    checkout = Path(sys.argv[1] if sys.argv[1:] else Path(__file__).parents[1])
+    for name, value in table(checkout):
         print(f"{name:44}{value!s:>12}")
+    print("functions in C headers with one use:")
+    for header, group in itertools.groupby(header_functions(checkout)[1], lambda pair: pair[0]):
+        print(f"  {header.relative_to(checkout)}: {', '.join(name for _, name in group)}")

@@ -20,7 +20,7 @@ import slow
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cc", ".cu", ".cuh"}
-FILE_LINES = 800
+FILE_LINES = 1200
 FUNCTION_LINES = 80
 COLUMNS = 100
 
@@ -271,7 +271,7 @@ def check_labels(sources: list[Source]) -> Iterator[str]:
 
 
 def check_file_sizes(sources: list[Source]) -> Iterator[str]:
-    """A file over the limit is two files."""
+    """A file over the limit tells more than one story."""
     for s in sources:
         lines = s.text.count("\n")
         if lines > FILE_LINES:
@@ -465,11 +465,11 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
     [
         (check_layers, "base/a.h", '#include "os/mn_thread.h"'),
         (check_layers, "sync/a.c", '#include "engine/not_written_yet.h"'),
-        (check_layers, "ops/a.c", '  #  include "workers/mn_runqueue.h"'),
+        (check_layers, "ops/a.c", '  #  include "workers/mn_tasks.h"'),
         (check_layers, "engine/a.c", '#include "ops/a.h"'),
-        (check_layers, "memory/a.c", '#include "workers/mn_runqueue.h"'),
-        (check_layers, "schedule/a.c", '#include "os/mn_clock.h"'),
-        (check_layers, "workers/a.c", '#include "schedule/policy_cost.h"'),
+        (check_layers, "memory/a.c", '#include "workers/mn_tasks.h"'),
+        (check_layers, "schedule/a.c", '#include "os/mn_limits.h"'),
+        (check_layers, "workers/a.c", '#include "schedule/mn_costs.h"'),
         (check_layers, "workers/a.c", '#include "engine/mn_engine.h"'),
         (check_layers, "engine/a.c", '#include "py/module/mn_state.h"'),
         (check_layers, "misc/a.c", ""),
@@ -489,7 +489,7 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
         (check_words, "engine/a.c", "/* TO" + "DO: later */"),
         (check_labels, "sync/a.h", "int x; /* [A1] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2] */\nint x; /* [A1] */"),
-        (check_file_sizes, "os/a.c", "\n" * 801),
+        (check_file_sizes, "os/a.c", "\n" * (FILE_LINES + 1)),
         (check_columns, "os/a.h", "/* " + "a" * 95 + " */"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 80 + "}\n"),
         (check_function_sizes, "torch/a.cpp",
@@ -515,7 +515,7 @@ def test_rule_complains(rule: Rule, name: str, text: str) -> None:
         (check_labels, "sync/a.h", "/* [A1] x -> y,\n * with [A2] */\nf(); /* [A1] */\n"
                                    "g(); /* [A2] */"),
         (check_labels, "sync/a.h", "/* [A1] -> [A2], [A2] (caller) */\nf(); /* [A1] */"),
-        (check_file_sizes, "os/a.c", "\n" * 800),
+        (check_file_sizes, "os/a.c", "\n" * FILE_LINES),
         (check_columns, "os/a.h", "/* " + "a" * 94 + " */\n"),
         (check_function_sizes, "os/a.c", "static int\nf(int x)\n{\n" + "x++;\n" * 76 + "}\n"),
         (check_function_sizes, "os/a.c", "static int table[] = {\n" + "1,\n" * 99 + "};\n"),
@@ -551,7 +551,7 @@ def test_a_circle_of_calls_is_found() -> None:
 
 
 def test_bare_names_are_found_by_file() -> None:
-    sources = [parse("workers/mn_runqueue.h", TOP), parse("sync/a.c", '#include "mn_runqueue.h"')]
+    sources = [parse("workers/mn_tasks.h", TOP), parse("sync/a.c", '#include "mn_tasks.h"')]
     assert list(check_layers(sources))
     assert not list(check_layers([parse("sync/a.c", '#include "elsewhere.h"')]))
 

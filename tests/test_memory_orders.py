@@ -140,13 +140,11 @@ def plain(name: str, kind: str, place: str) -> Access:
     return Access(name, kind, place, "relaxed")
 
 
-EVENT, MESSAGES = "sync/mn_event.h", "workers/mn_worker.c"
-QUEUE, LEASE = "workers/mn_runqueue.c", "workers/mn_worker.c"
-LEASES = "workers/mn_arena_leases.c"
-CREW, TASKS, ENGINE = "workers/mn_crew.c", "workers/mn_tasks_and_retries.h", "engine/mn_engine_next.c"
+EVENT, TASKS, CREW = "sync/mn_event.h", "workers/mn_tasks.c", "workers/mn_crew.c"
+ENGINE = "engine/mn_engine_next.c"
 SLEEPS, LOOKS = at("event", "B1", EVENT), at("event", "B4", EVENT)
-DONE = at("word", "T3", MESSAGES)
-LOOK = at("word", "T4", TASKS)
+DONE = at("word", "T3", TASKS)
+LOOK = at("word", "T4", "workers/mn_tasks.h")
 
 
 @dataclass(frozen=True)
@@ -191,33 +189,33 @@ def told(publish: Access, look: Access, *between: Access, **more: int) -> Progra
 PROGRAMS = {
     "a batch is done while its trainer goes to sleep": told(DONE, LOOK),
     "and says first what it waits for": Program(
-        ((DONE, at("wanted", "W2", MESSAGES), LOOKS), (at("wanted", "W1", ENGINE), SLEEPS, LOOK)),
+        ((DONE, at("wanted", "W2", TASKS), LOOKS), (at("wanted", "W1", ENGINE), SLEEPS, LOOK)),
         ({"W2": 0, "T4": 0}, {"B4": 0, "T4": 0}), ("T3", "T4", "W1", "W2", "B1", "B4"),
     ),
     "two workers end the last tasks of a batch": Program(
-        ((DONE, at("other", "C1", MESSAGES)),
-         (replace(at("other", "T3", MESSAGES), name="its T3"),
-          replace(at("word", "C1", MESSAGES), name="its C1"))),
+        ((DONE, at("other", "C1", TASKS)),
+         (replace(at("other", "T3", TASKS), name="its T3"),
+          replace(at("word", "C1", TASKS), name="its C1"))),
         ({"C1": 0, "its C1": 0},), ("T3", "C1", "its T3", "its C1"),
     ),
     "a task is queued while a worker goes to sleep": told(
-        at("tail", "P1", QUEUE), at("tail", "P2", QUEUE)),
+        at("tail", "P1", TASKS), at("tail", "P2", TASKS)),
     "a worker becomes ready while a task is queued": Program(
-        ((at("tail", "P1", QUEUE), at("state", "R2", CREW), LOOKS),
-         (at("state", "R1", "py/types/mn_worker_type.c"), SLEEPS, at("tail", "P2", QUEUE))),
+        ((at("tail", "P1", TASKS), at("state", "R2", CREW), LOOKS),
+         (at("state", "R1", "py/types/mn_worker_type.c"), SLEEPS, at("tail", "P2", TASKS))),
         ({"R2": 0, "P2": 0}, {"B4": 0, "P2": 0}), ("P1", "P2", "R1", "R2", "B1", "B4"),
     ),
     "a thread becomes ready while a task is queued": Program(
-        ((at("tail", "P1", QUEUE), at("state", "R2", CREW), LOOKS),
-         (at("state", "R1", "workers/mn_worker.c"), SLEEPS, at("tail", "P2", QUEUE))),
+        ((at("tail", "P1", TASKS), at("state", "R2", CREW), LOOKS),
+         (at("state", "R1", TASKS), SLEEPS, at("tail", "P2", TASKS))),
         ({"R2": 0, "P2": 0}, {"B4": 0, "P2": 0}), ("R1",),
     ),
     "a worker empties a queue while the engine goes to sleep": told(
-        at("hint", "P3", QUEUE), at("hint", "P4", "engine/mn_start_due.c")),
+        at("hint", "P3", TASKS), at("hint", "P4", "engine/mn_start_due.c")),
     "a worker asks for a lease while the engine goes to sleep": told(
-        at("lease", "L1", LEASE), at("lease", "L2", LEASES)),
+        at("lease", "L1", TASKS), at("lease", "L2", TASKS)),
     "a lease is granted while the worker goes to sleep": told(
-        at("lease", "L3", LEASES), at("lease", "L4", LEASE)),
+        at("lease", "L3", TASKS), at("lease", "L4", TASKS)),
     "a death is seen while the engine goes to sleep": told(
         at("state", "S1", "py/types/mn_segment_type.c"), at("state", "S2", CREW)),
     "a notification that carries its release": Program(
@@ -226,16 +224,16 @@ PROGRAMS = {
         ({"B5": 0, "look": 0},), ("B5",),
     ),
     "what a task is of": Program(
-        ((plain("block", "store", "block"), at("word", "T1", QUEUE),
-          plain("entry", "store", "entry"), at("tail", "P1", QUEUE)),
-         (at("tail", "P2", QUEUE), plain("its entry", "load", "entry"),
-          at("word", "T2", QUEUE, 2), plain("its block", "load", "block"))),
+        ((plain("block", "store", "block"), at("word", "T1", TASKS),
+          plain("entry", "store", "entry"), at("tail", "P1", TASKS)),
+         (at("tail", "P2", TASKS), plain("its entry", "load", "entry"),
+          at("word", "T2", TASKS, 2), plain("its block", "load", "block"))),
         ({"P2": 1, "its entry": 0}, {"P2": 1, "T2": 0}, {"T2": 1, "its block": 0}),
         (),
     ),
     "what a worker claims": Program(
-        ((at("entry", "A1", QUEUE), at("word", "T2", QUEUE)),
-         (LOOK, at("entry", "A2", "workers/mn_records.h"))),
+        ((at("entry", "A1", TASKS), at("word", "T2", TASKS)),
+         (LOOK, at("entry", "A2", TASKS))),
         ({"T4": 1, "A2": 0},), ("T2",),
     ),
     "what a worker has made": Program(
@@ -243,13 +241,13 @@ PROGRAMS = {
         ({"T4": 1, "its rows": 0},), (),
     ),
     "what a worker asks for": Program(
-        ((plain("bytes", "store", "bytes"), at("lease", "L1", LEASE)),
-         (at("lease", "L2", LEASES), plain("its bytes", "load", "bytes"))),
+        ((plain("bytes", "store", "bytes"), at("lease", "L1", TASKS)),
+         (at("lease", "L2", TASKS), plain("its bytes", "load", "bytes"))),
         ({"L2": 1, "its bytes": 0},), (),
     ),
     "what a worker is given": Program(
-        ((plain("range", "store", "range"), at("lease", "L3", LEASES)),
-         (at("lease", "L4", LEASE), plain("its range", "load", "range"))),
+        ((plain("range", "store", "range"), at("lease", "L3", TASKS)),
+         (at("lease", "L4", TASKS), plain("its range", "load", "range"))),
         ({"L4": 1, "its range": 0},), (),
     ),
 }  # fmt: skip

@@ -33,7 +33,7 @@ WRITABLE = re.compile(
     r"""(\w+_)?(methods|slots|spec|getset|members|functions)(\.\d+)? | names\.\d+
       | (mn_)?\w+_module(_def)?
       | \w*numpy_api\w* | \w*PyArray_\w+
-      | mn_assert_hook | mn_fault_hook
+      | mn_fault_hook
       | mn_guard_\w+ | mn_filters  # of signals' handlers, which are the process's
       | mn_proc_known  # and so is its own number,
       | mn_lifelines | mn_cache_clients  # and the files that its forks close

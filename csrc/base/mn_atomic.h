@@ -30,7 +30,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 typedef _Atomic uint32_t mn_a32;
 typedef _Atomic uint64_t mn_a64;

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 enum { MN_DL_CPU = 1 };
 

@@ -11,10 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
-#include "cache/mn_cache_locks.h"
-#include "os/mn_clock.h"
+#include "base/mn_base.h"
 #include "os/mn_thread.h"
 
 #define SECOND_NS UINT64_C(1000000000)

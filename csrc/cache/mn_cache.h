@@ -3,15 +3,15 @@
  *
  * Purpose
  *   Values by digest, shared by all processes of a user that open the same file, in memory or on a
- *   disk. The parts are mn_cache_file (the file), mn_cache_data (its bytes), mn_cache_log (room,
- *   and what is new) and mn_cache_index (finding). One more is mn_cache_locks (which clients live).
- *   Their headers explain why each part is correct.
+ *   disk. The parts are mn_cache_file (the file, and which clients live) and mn_cache_log (entries:
+ *   room for them, what is new, finding and reading). Their headers explain why each part is
+ *   correct.
  *
  * Actors: any thread of the process. Finding and copying take no lock. Attaching, storing and
  *   closing take the client's mutex. Storing holds it while it copies. So a client writes one entry
  *   at a time, and its slot needs one reservation.
  *
- * Forks: a child has neither the mapping nor the descriptor (see mn_cache_locks.h). The fork waits
+ * Forks: a child has neither the mapping nor the descriptor (see mn_cache_file.h). The fork waits
  *   until no thread attaches or stores. A child that uses its copy of the client attaches anew,
  *   with a slot of its own; one that does not costs nothing.
  *
@@ -38,9 +38,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cache/mn_cache_data.h"
 #include "cache/mn_cache_file.h"
-#include "cache/mn_cache_index.h"
 #include "cache/mn_cache_log.h"
 
 #define MN_CACHE_TOO_LARGE 48 /* an entry that no segment holds; a result besides the refusals */

@@ -20,11 +20,207 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/mn_fault.h"
-#include "cache/mn_cache_data.h"
-#include "cache/mn_cache_locks.h"
+#include "base/mn_base.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
+#include "os/mn_thread.h"
+
+/* ---- checksums ---- */
+
+#define PRIME_A UINT64_C(0x9e3779b97f4a7c15)
+#define PRIME_B UINT64_C(0xc2b2ae3d27d4eb4f)
+#define LANES 4
+
+static inline uint64_t
+rotated(uint64_t x, int by)
+{
+    return x << by | x >> (64 - by);
+}
+
+/* One multiplication, as they take most of the time. Another word always makes another lane. */
+static inline uint64_t
+mixed(uint64_t lane, uint64_t word)
+{
+    return rotated((lane ^ word) * PRIME_A, 31);
+}
+
+static inline uint64_t
+finished(uint64_t x)
+{
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+uint64_t
+mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes)
+{
+    const unsigned char *at = data;
+    uint64_t lanes[LANES] = {salt + PRIME_A + PRIME_B, salt + PRIME_B, salt, salt - PRIME_A};
+    uint64_t words[LANES], left = bytes;
+    for (; left >= sizeof(words); left -= sizeof(words), at += sizeof(words)) {
+        memcpy(words, at, sizeof(words));
+        for (int i = 0; i < LANES; i++) {
+            lanes[i] = mixed(lanes[i], words[i]);
+        }
+    }
+    uint64_t sum = bytes;
+    for (int i = 0; i < LANES; i++) {
+        sum = mixed(sum, lanes[i]);
+    }
+    for (; left >= sizeof(uint64_t); left -= sizeof(uint64_t), at += sizeof(uint64_t)) {
+        memcpy(words, at, sizeof(uint64_t));
+        sum = mixed(sum, words[0]);
+    }
+    for (; left > 0; left--, at++) {
+        sum = mixed(sum, *at + UINT64_C(256));
+    }
+    return finished(sum);
+}
+
+/* ---- where everything lies ---- */
+
+#define RECORD_BYTES 2048 /* of data for each record of the index: it takes a 64th as much */
+
+static uint64_t
+pages(uint64_t bytes)
+{
+    return (bytes + MN_CACHE_PAGE - 1) / MN_CACHE_PAGE * MN_CACHE_PAGE;
+}
+
+/* From segments and buckets to all offsets. */
+static void
+lay_out(struct mn_cache_shape *shape)
+{
+    shape->magic = MN_CACHE_MAGIC;
+    shape->layout = MN_CACHE_LAYOUT;
+    shape->slots_off = pages(sizeof(struct mn_cache_header));
+    shape->claims_off = shape->slots_off + pages(MN_CACHE_SLOTS * sizeof(struct mn_cache_slot));
+    shape->segments_off
+        = shape->claims_off + pages(MN_CACHE_CLAIMS * sizeof(struct mn_cache_claim));
+    shape->index_off
+        = shape->segments_off + pages(shape->nsegments * sizeof(struct mn_cache_segment));
+    shape->data_off = shape->index_off + pages(shape->nbuckets * sizeof(struct mn_cache_bucket));
+    shape->bytes = shape->data_off + shape->nsegments * shape->segment_bytes;
+    shape->checksum
+        = mn_cache_checksum(0, shape, offsetof(struct mn_cache_shape, checksum));
+}
+
+bool
+mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape)
+{
+    if (bytes < MN_CACHE_BYTES_MIN || bytes > UINT64_C(1) << 46) {
+        return false;
+    }
+    uint64_t n = (bytes + MN_CACHE_SEGMENT_MAX - 1) / MN_CACHE_SEGMENT_MAX;
+    n = n > MN_CACHE_SEGMENTS ? n : MN_CACHE_SEGMENTS;
+    uint64_t segment = bytes / n / MN_CACHE_PAGE * MN_CACHE_PAGE;
+    *shape = (struct mn_cache_shape){
+        .salt = salt, .nsegments = bytes / segment, .segment_bytes = segment,
+        .nbuckets = bytes / (MN_CACHE_WAYS * RECORD_BYTES),
+    };
+    lay_out(shape);
+    return true;
+}
+
+/* Whether a shape is what mn_cache_shape_of() could have made, and of a file that long. */
+static bool
+shape_makes_sense(const struct mn_cache_shape *shape, uint64_t length)
+{
+    struct mn_cache_shape again = *shape;
+    if (shape->segment_bytes == 0 || shape->segment_bytes > MN_CACHE_SEGMENT_MAX
+        || shape->segment_bytes % MN_CACHE_PAGE != 0 || shape->nsegments == 0
+        || shape->nsegments > UINT64_C(1) << 22 || shape->nbuckets == 0
+        || shape->nbuckets > UINT64_C(1) << 40) {
+        return false;
+    }
+    lay_out(&again);
+    return memcmp(&again, shape, sizeof(again)) == 0 && length == shape->bytes;
+}
+
+/* ---- locks that end with the process that holds them ---- */
+
+#define NAP_NS 200000
+
+static int
+set_lock(int fd, short kind, int64_t byte)
+{
+    struct flock lock = {.l_type = kind, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    while (fcntl(fd, F_OFD_SETLK, &lock) < 0) {
+        if (errno != EINTR) {
+            return errno == EACCES ? -EAGAIN : -errno;
+        }
+    }
+    return 0;
+}
+
+int
+mn_cache_lock_try(int fd, int64_t byte)
+{
+    return set_lock(fd, F_WRLCK, byte);
+}
+
+int
+mn_cache_lock_wait(int fd, int64_t byte, int64_t timeout_ns)
+{
+    uint64_t start = mn_now_ns();
+    for (;;) {
+        int rc = mn_cache_lock_try(fd, byte);
+        if (rc != -EAGAIN) {
+            return rc;
+        }
+        if (mn_now_ns() - start >= (uint64_t)timeout_ns) {
+            return -ETIMEDOUT;
+        }
+        mn_nap_ns(NAP_NS);
+    }
+}
+
+void
+mn_cache_unlock(int fd, int64_t byte)
+{
+    (void)set_lock(fd, F_UNLCK, byte);
+}
+
+/* Whether another description holds one of these bytes. True where that cannot be found out. */
+static bool
+is_locked(int fd, int64_t first, int64_t n)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = first, .l_len = n};
+    while (fcntl(fd, F_OFD_GETLK, &lock) < 0) {
+        if (errno != EINTR) {
+            return true;
+        }
+    }
+    return lock.l_type != F_UNLCK;
+}
+
+bool
+mn_cache_locks_ours(int fd, uint64_t device, uint64_t inode)
+{
+    struct stat file;
+    return fstat(fd, &file) == 0 && file.st_dev == device && file.st_ino == inode;
+}
+
+#define RESERVED_AT_ONCE (UINT64_C(1) << 20) /* takes less than a millisecond */
+
+int
+mn_cache_reserve(int fd, uint64_t off, uint64_t bytes)
+{
+    while (bytes > 0) {
+        uint64_t n = bytes < RESERVED_AT_ONCE ? bytes : RESERVED_AT_ONCE;
+        if (fallocate(fd, 0, (off_t)off, (off_t)n) == 0) {
+            off += n;
+            bytes -= n;
+        }
+        else if (errno != EINTR) {
+            return -errno;
+        }
+    }
+    return 0;
+}
+
+/* ---- a removed file that a parent still has ---- */
 
 #define PARENTS 32
 #define PATH_BYTES 4352
@@ -87,6 +283,8 @@ open_removed(int folder, const char *name)
     }
     return fd;
 }
+
+/* ---- sessions, on a disk ---- */
 
 #define GENERATIONS (UINT64_C(1) << 32) /* more than one boot uses up */
 
@@ -160,6 +358,8 @@ end_session(int fd)
         (void)futimens(fd, times);
     }
 }
+
+/* ---- the file made, attached to, left and removed ---- */
 
 #define TMPFS 0x01021994
 #define TRIES 100
@@ -356,7 +556,7 @@ make_room(int folder, const struct mn_cache_place *place, int fd, struct mn_cach
     if (ftruncate(fd, (off_t)shape->bytes) < 0) {
         return -errno;
     }
-    int rc = mn_cache_data_reserve(fd, 0, shape->data_off);
+    int rc = mn_cache_reserve(fd, 0, shape->data_off);
     MN_FAULT("cache.room");
     return rc == -EOPNOTSUPP ? (int)MN_CACHE_NO_RESERVING : rc;
 }
@@ -414,7 +614,7 @@ make_or_map(int folder, const struct mn_cache_place *place, int fd, const struct
         }
         return rc;
     }
-    if (!mn_cache_shape_makes_sense(&head.shape, (uint64_t)file->st_size)) {
+    if (!shape_makes_sense(&head.shape, (uint64_t)file->st_size)) {
         return MN_CACHE_DAMAGED;
     }
     return map_file(folder, place, file, &head.shape, removed ? fd : -1, map);
@@ -490,7 +690,7 @@ attach_to(int folder, const struct mn_cache_place *place, struct mn_cache_file *
         rc = MN_CACHE_FOREIGN;
     }
     if (rc == 0 && removed) {
-        bool used = mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS);
+        bool used = is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS);
         rc = used && stat_.st_nlink == 0 ? 0 : -ESTALE;
     }
     else if (rc == 0 && !has_path(folder, place->name, &stat_)) {
@@ -501,7 +701,7 @@ attach_to(int folder, const struct mn_cache_place *place, struct mn_cache_file *
     }
     if (rc == 0) {
         file->map.fd = file->fd;
-        if (place->on_disk && !mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS)) {
+        if (place->on_disk && !is_locked(file->fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS)) {
             rc = begin_session(&file->map, &stat_);
         }
         rc = rc != 0 ? rc : take_slot(place, file);
@@ -597,7 +797,7 @@ static void
 leave(const struct mn_cache_place *place, int folder, int fd)
 {
     bool alone = folder >= 0 && mn_cache_lock_wait(fd, MN_CACHE_HEADER_BYTE, LEAVE_WAIT_NS) == 0
-                 && !mn_cache_is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS);
+                 && !is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS);
     bool removed = alone && place->job != 0 && may_remove(folder, place->name, fd)
                    && unlinkat(folder, place->name, 0) == 0;
     if (alone && place->on_disk) {
@@ -653,7 +853,7 @@ unlink_under_lock(int folder, const struct mn_cache_place *place, int fd, bool u
         return MN_CACHE_OTHER_FILE;
     }
     int rc = mn_cache_lock_wait(fd, MN_CACHE_HEADER_BYTE, LEAVE_WAIT_NS);
-    if (!used && (rc != 0 || mn_cache_is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS))) {
+    if (!used && (rc != 0 || is_locked(fd, MN_CACHE_SLOT_BYTE, MN_CACHE_SLOTS))) {
         return MN_CACHE_IN_USE;
     }
     if (!has_path(folder, place->name, &file)) {
@@ -695,5 +895,5 @@ mn_cache_file_name(const struct mn_cache_place *place, const struct mn_cache_fil
 bool
 mn_cache_slot_lives(const struct mn_cache_file *file, uint32_t slot)
 {
-    return slot == file->slot || mn_cache_is_locked(file->fd, MN_CACHE_SLOT_BYTE + slot, 1);
+    return slot == file->slot || is_locked(file->fd, MN_CACHE_SLOT_BYTE + slot, 1);
 }

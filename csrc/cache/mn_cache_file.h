@@ -56,7 +56,7 @@
 
 #define MN_CACHE_HEADER_WAIT_S 5 /* an opener waits this long for the header lock */
 
-/* Why a folder cannot hold a cache. Positive, and distinct from the results of base/mn_error.h. */
+/* Why a folder cannot hold a cache. Positive, and distinct from the results of base/mn_base.h. */
 enum mn_cache_refusal {
     MN_CACHE_NOT_IN_MEMORY = 16, /* the folder's file system is not tmpfs */
     MN_CACHE_FOREIGN,            /* folder or file belongs to another user, or others may write */
@@ -130,5 +130,71 @@ mn_cache_file_unmap(struct mn_cache_file *file);
 /* Whether a slot's client lives: its byte is locked by another description, or it is our own. */
 bool
 mn_cache_slot_lives(const struct mn_cache_file *file, uint32_t slot);
+
+/* ---- locks of a cache file that end with the process that holds them ----
+ *
+ * Purpose
+ *   The kernel says which clients live. Each holds an open-file-description lock on a byte of its
+ *   own; the byte is free as soon as the client is gone, however it went. No process id is compared
+ *   and no /proc is read, so clients in different containers see each other, too.
+ *
+ * Why the lock of a dead client is never seen as held, and that of a live one never as free
+ *   The lock ends when the last reference to the open file description ends. References are
+ *   descriptors and mappings. A client therefore maps the file by another description than the one
+ *   it locks with, so that only descriptors count. A fork inherits the descriptor; the fork handler
+ *   in mn_cache.c closes it first thing in the child. Programs that are executed never get it
+ *   (O_CLOEXEC). A process loses its memory before its descriptors, so when the byte is free no
+ *   thread of the client can write to the mapping.
+ *   A child made past the fork handler (by a bare clone(2)) keeps the lock held. Then a segment may
+ *   stay reserved, and the file may stay, until that child ends; nothing is overwritten.
+ *   A program that closes every descriptor drops the lock while it lives. So before each
+ *   reservation, a client looks whether the descriptor still is its own (mn_cache_locks_ours).
+ *
+ * The bytes lie behind everything that could be data: locks need no bytes in the file.
+ *   header   for creating, attaching, detaching, unlinking. Held for microseconds, or while a new
+ *            file gets its index.
+ *   log      for changing segments: the next generation, recycling, giving back.
+ *   slots    one a client, held as long as it is one.
+ * No thread waits for the header while it holds the log.
+ */
+
+#define MN_CACHE_HEADER_BYTE (INT64_C(1) << 60)
+#define MN_CACHE_LOG_BYTE (MN_CACHE_HEADER_BYTE + 1)
+#define MN_CACHE_SLOT_BYTE (MN_CACHE_HEADER_BYTE + 4096)
+
+/* Tries to lock one byte for this description. 0, -EAGAIN when another one holds it, or -errno. */
+int
+mn_cache_lock_try(int fd, int64_t byte);
+
+/* The same, trying for at most so long. -ETIMEDOUT when another one holds it still. */
+int
+mn_cache_lock_wait(int fd, int64_t byte, int64_t timeout_ns);
+
+void
+mn_cache_unlock(int fd, int64_t byte);
+
+/* Whether the descriptor still is of this file. */
+bool
+mn_cache_locks_ours(int fd, uint64_t device, uint64_t inode);
+
+/* ---- what lies in it ---- */
+
+/* Gives a range of the file, from the begin of the file, its pages or blocks. 0 or -errno.
+ *
+ * It asks for little at a time. The kernel gives all of a call's pages back if a signal interrupts
+ * the call, so a program with a timer of some milliseconds would never get many at once. */
+int
+mn_cache_reserve(int fd, uint64_t off, uint64_t bytes);
+
+/* Where everything lies in a file for that many bytes of data. False if it is too little. */
+bool
+mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape);
+
+/* Returns the checksum of any bytes. It has 64 bits and finds torn and foreign records, flipped
+ * bits and half-written data. It does not resist an attacker. Four lanes of multiply and
+ * rotate, as in xxHash, run as fast as memory is read. The salt of the file is part of it: old
+ * bytes of another file do not pass. A block of an entry's payload adds its offset to the salt. */
+uint64_t
+mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes);
 
 #endif /* MN_CACHE_FILE_H */

@@ -7,17 +7,470 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/statfs.h>
+#include <unistd.h>
 
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
-#include "cache/mn_cache_data.h"
-#include "cache/mn_cache_locks.h"
-#include "cache/mn_cache_records.h"
-#include "os/mn_clock.h"
+#include "base/mn_base.h"
 #include "os/mn_limits.h"
 #include "os/mn_memfd.h"
+#include "os/mn_thread.h"
+
+/* ---- an entry: read and written ---- */
+
+/* Returns the checksum of an entry's head. It is never 0, because fresh pages hold 0. */
+static uint64_t
+seal_of(uint64_t salt, const struct mn_cache_head *head)
+{
+    uint64_t seal = mn_cache_checksum(salt, head, sizeof(*head));
+    return seal != 0 ? seal : 1;
+}
+
+/* The same for an entry whose data is not written yet: covers all but the checksum of checksums. */
+static uint64_t
+begun_seal_of(uint64_t salt, const struct mn_cache_head *head)
+{
+    struct mn_cache_head begun = *head;
+    begun.sums = 0;
+    return seal_of(salt, &begun) ^ 2;
+}
+
+/* Moves bytes between memory and the data of a file. 0 or -errno. */
+static int
+transfer(const struct mn_cache_map *map, uint64_t off, char *at, uint64_t bytes, bool writes)
+{
+    while (bytes > 0) {
+        off_t place = (off_t)(map->shape.data_off + off);
+        ssize_t n = writes ? pwrite(map->fd, at, bytes, place) : pread(map->fd, at, bytes, place);
+        if (n <= 0) {
+            if (n < 0 && errno == EINTR) {
+                continue;
+            }
+            return n < 0 ? -errno : -EIO;
+        }
+        at += n;
+        off += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
+static int
+read_file(const struct mn_cache_map *map, uint64_t off, void *to, uint64_t bytes)
+{
+    return transfer(map, off, to, bytes, false);
+}
+
+static int
+write_file(const struct mn_cache_map *map, uint64_t off, const void *from, uint64_t bytes)
+{
+    return transfer(map, off, (char *)(uintptr_t)from, bytes, true);
+}
+
+/* Copies bytes out. 0 or -errno. */
+static int
+data_read(const struct mn_cache_map *map, uint64_t off, void *to, uint64_t bytes)
+{
+    if (map->data == NULL) {
+        return read_file(map, off, to, bytes);
+    }
+    memcpy(to, map->data + off, bytes);
+    return 0;
+}
+
+/* Where these bytes can be looked at: in the mapping, or in `scratch`, to which they are read.
+ * NULL: they cannot be read. */
+static const void *
+data_view(const struct mn_cache_map *map, uint64_t off, uint64_t bytes, void *scratch)
+{
+    if (map->data != NULL) {
+        return map->data + off;
+    }
+    return read_file(map, off, scratch, bytes) == 0 ? scratch : NULL;
+}
+
+/* What an entry says of itself; false: it cannot be read. */
+static bool
+data_head(const struct mn_cache_map *map, uint64_t off, struct mn_cache_head *head,
+                   uint64_t *seal)
+{
+    uint64_t words[MN_CACHE_HEAD_WORDS + 1];
+    if (map->data == NULL) {
+        if (read_file(map, off, words, sizeof(words)) != 0) {
+            return false;
+        }
+        *seal = words[MN_CACHE_HEAD_WORDS];
+    }
+    else {
+        const struct mn_cache_entry *entry = (const struct mn_cache_entry *)(map->data + off);
+        *seal = mn_a64_load_acquire(&entry->seal); /* [K9] */
+        for (unsigned i = 0; i < MN_CACHE_HEAD_WORDS; i++) {
+            words[i] = mn_a64_load_relaxed(&entry->head[i]);
+        }
+    }
+    memcpy(head, words, sizeof(*head));
+    return true;
+}
+
+/* A payload on its way, a block after the other. */
+struct writer {
+    const struct mn_cache_map *map;
+    uint64_t payload; /* where it begins in the data */
+    uint64_t nblocks; /* written so far */
+    uint64_t filled;  /* bytes of the current block */
+    char *block;      /* where pieces of several parts become one */
+    uint64_t *sums;
+    int error; /* of a system call, from which on nothing is written */
+};
+
+static void
+write_block(struct writer *w, const void *block, uint64_t bytes)
+{
+    uint64_t off = w->nblocks * MN_CACHE_BLOCK;
+    w->sums[w->nblocks++] = mn_cache_checksum(w->map->shape.salt + off, block, bytes);
+    if (w->error == 0) {
+        w->error = write_file(w->map, w->payload + off, block, bytes);
+    }
+}
+
+/* data NULL: zeros. A whole block goes to the file from where it is. */
+static void
+push(struct writer *w, const void *data, uint64_t bytes)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t left = bytes - done, room = MN_CACHE_BLOCK - w->filled;
+        uint64_t n = left < room ? left : room;
+        if (data != NULL && n == MN_CACHE_BLOCK) {
+            write_block(w, (const char *)data + done, n);
+            done += n;
+            continue;
+        }
+        if (data != NULL) {
+            memcpy(w->block + w->filled, (const char *)data + done, n);
+        }
+        else {
+            memset(w->block + w->filled, 0, n);
+        }
+        w->filled += n;
+        done += n;
+        if (w->filled == MN_CACHE_BLOCK) {
+            write_block(w, w->block, w->filled);
+            w->filled = 0;
+        }
+    }
+}
+
+static void
+push_part(struct writer *w, const struct mn_cache_part *part)
+{
+    push(w, part->data, part->bytes);
+    push(w, NULL, mn_cache_padded(part->bytes) - part->bytes);
+}
+
+/* Writes a head and its seal, which is the last word; step: for tests. 0 or -errno. */
+static int
+write_head(const struct mn_cache_map *map, uint64_t off, const struct mn_cache_head *head,
+           uint64_t seal, const char *step)
+{
+    uint64_t words[MN_CACHE_HEAD_WORDS + 1];
+    memcpy(words, head, sizeof(*head));
+    words[MN_CACHE_HEAD_WORDS] = seal;
+    (void)step;
+    if (map->data == NULL) {
+        MN_FAULT(step);
+        return write_file(map, off, words, sizeof(words));
+    }
+    struct mn_cache_entry *entry = (struct mn_cache_entry *)(map->data + off);
+    for (unsigned i = 0; i < MN_CACHE_HEAD_WORDS; i++) {
+        mn_a64_store_relaxed(&entry->head[i], words[i]);
+    }
+    MN_FAULT(step);
+    mn_a64_store_release(&entry->seal, seal); /* [K8], [K10] */
+    return 0;
+}
+
+/* After the payload. */
+static int
+end_entry(const struct writer *w, uint64_t off, const struct mn_cache_head *head)
+{
+    const struct mn_cache_map *map = w->map;
+    struct mn_cache_head copy = *head;
+    uint64_t sums_bytes = w->nblocks * sizeof(*w->sums);
+    copy.sums = mn_cache_checksum(map->shape.salt, w->sums, sums_bytes);
+    int rc = write_file(map, off + sizeof(struct mn_cache_entry), w->sums, sums_bytes);
+    return rc != 0 ? rc : write_head(map, off, &copy, seal_of(map->shape.salt, &copy),
+                                     "cache.written");
+}
+
+int
+mn_cache_data_write(const struct mn_cache_map *map, uint64_t off, const struct mn_cache_head *head,
+                    const struct mn_cache_part *description, const struct mn_cache_part *parts,
+                    uint64_t nparts)
+{
+    void *buffer = malloc(MN_CACHE_BLOCK + mn_cache_nblocks(head->bytes) * sizeof(uint64_t));
+    if (buffer == NULL) {
+        return -ENOMEM;
+    }
+    struct writer w = {.map = map, .payload = off + mn_cache_payload_off(head->bytes),
+                       .block = buffer};
+    w.sums = (uint64_t *)(w.block + MN_CACHE_BLOCK);
+    if (map->data != NULL) {
+        mn_a64_store_relaxed(&((struct mn_cache_entry *)(map->data + off))->seal, 0); /* no seal */
+    }
+    w.error = write_head(map, off, head, begun_seal_of(map->shape.salt, head), "cache.taken");
+    push_part(&w, description);
+    for (uint64_t i = 0; i < nparts; i++) {
+        push_part(&w, &parts[i]);
+        MN_FAULT("cache.part");
+    }
+    if (w.filled > 0) {
+        write_block(&w, w.block, w.filled);
+    }
+    int rc = w.error != 0 ? w.error : end_entry(&w, off, head);
+    free(buffer);
+    return rc;
+}
+
+bool
+mn_cache_data_is_there(const struct mn_cache_map *map)
+{
+    return map->data != NULL || mn_cache_locks_ours(map->fd, map->device, map->inode);
+}
+
+/* ---- finding an entry ---- */
+
+/* of a record's place */
+#define SEGMENT_SHIFT 42
+#define ERA_SHIFT 24
+#define ERA_MASK (((UINT64_C(1) << (SEGMENT_SHIFT - ERA_SHIFT)) - 1) << ERA_SHIFT)
+MN_STATIC_ASSERT(MN_CACHE_SEGMENT_MAX / MN_CACHE_UNIT <= UINT64_C(1) << ERA_SHIFT,
+                 "an offset has room");
+
+static uint64_t
+era_of(const struct mn_cache_map *map)
+{
+    return mn_a64_load_relaxed(&map->header->era) << ERA_SHIFT & ERA_MASK;
+}
+
+static struct mn_cache_record *
+bucket_of(const struct mn_cache_map *map, struct mn_cache_digest digest)
+{
+    return map->index[digest.word[0] % map->shape.nbuckets].record;
+}
+
+/* Reads the head of the entry that a record with this digest leads to. */
+static bool
+confirmed(const struct mn_cache_map *map, struct mn_cache_record *record,
+          struct mn_cache_digest digest, struct mn_cache_found *found)
+{
+    const uint64_t most = map->shape.segment_bytes;
+    uint64_t generation = mn_a64_load_acquire(&record->generation);
+    uint64_t place = mn_a64_load_acquire(&record->place);
+    uint64_t number = place >> SEGMENT_SHIFT;
+    uint64_t off = (place & ((UINT64_C(1) << ERA_SHIFT) - 1)) * MN_CACHE_UNIT;
+    if (generation == 0 || number >= map->shape.nsegments
+        || off > most - sizeof(struct mn_cache_entry)
+        || mn_a64_load_acquire(&map->segments[number].generation) != generation) { /* [K5] */
+        return false;
+    }
+    struct mn_cache_head head;
+    uint64_t seal;
+    if (!data_head(map, number * most + off, &head, &seal)
+        || head.digest[0] != digest.word[0] || head.digest[1] != digest.word[1]
+        || head.generation != generation || head.bytes > most || head.described > head.bytes
+        || off + mn_cache_payload_off(head.bytes) + head.bytes > most
+        || seal_of(map->shape.salt, &head) != seal) {
+        return false;
+    }
+    *found = (struct mn_cache_found){
+        .map = map, .segment = (uint32_t)number, .generation = generation, .bytes = head.bytes,
+        .described = head.described, .made_ns = head.made_ns, .sums = head.sums,
+        .payload = number * most + off + mn_cache_payload_off(head.bytes),
+        .record = record, .place = place, .verified = (place & ERA_MASK) == era_of(map),
+    };
+    return true;
+}
+
+bool
+mn_cache_index_entry(const struct mn_cache_map *map, struct mn_cache_record *record,
+                     struct mn_cache_found *found)
+{
+    struct mn_cache_digest digest = {{mn_a64_load_acquire(&record->digest[0]),
+                                      mn_a64_load_acquire(&record->digest[1])}};
+    return confirmed(map, record, digest, found);
+}
+
+bool
+mn_cache_index_find(const struct mn_cache_map *map, struct mn_cache_digest digest,
+                    struct mn_cache_found *found)
+{
+    struct mn_cache_record *bucket = bucket_of(map, digest);
+    for (unsigned i = 0; i < MN_CACHE_WAYS; i++) {
+        if (mn_a64_load_relaxed(&bucket[i].digest[0]) == digest.word[0]
+            && mn_a64_load_relaxed(&bucket[i].digest[1]) == digest.word[1]
+            && confirmed(map, &bucket[i], digest, found)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The record to write: of the same digest, else one that leads nowhere, else the oldest. */
+static struct mn_cache_record *
+victim(const struct mn_cache_map *map, struct mn_cache_digest digest)
+{
+    struct mn_cache_record *bucket = bucket_of(map, digest), *best = bucket;
+    uint64_t best_age = UINT64_MAX;
+    for (unsigned i = 0; i < MN_CACHE_WAYS; i++) {
+        if (mn_a64_load_relaxed(&bucket[i].digest[0]) == digest.word[0]
+            && mn_a64_load_relaxed(&bucket[i].digest[1]) == digest.word[1]) {
+            return &bucket[i];
+        }
+        uint64_t age = mn_a64_load_relaxed(&bucket[i].generation);
+        uint64_t number = mn_a64_load_relaxed(&bucket[i].place) >> SEGMENT_SHIFT;
+        if (age != 0
+            && (number >= map->shape.nsegments
+                || mn_a64_load_relaxed(&map->segments[number].generation) != age)) {
+            age = 0;
+        }
+        if (age < best_age) {
+            best_age = age;
+            best = &bucket[i];
+        }
+    }
+    return best;
+}
+
+void
+mn_cache_index_insert(const struct mn_cache_map *map, struct mn_cache_digest digest,
+                      uint64_t generation, uint32_t segment, uint64_t off)
+{
+    struct mn_cache_record *record = victim(map, digest);
+    mn_a64_store_release(&record->digest[0], digest.word[0]);
+    mn_a64_store_release(&record->digest[1], digest.word[1]);
+    mn_a64_store_release(&record->generation, generation);
+    mn_a64_store_release(&record->place,
+                         (uint64_t)segment << SEGMENT_SHIFT | era_of(map) | off / MN_CACHE_UNIT);
+}
+
+void
+mn_cache_index_mark(const struct mn_cache_found *found, bool whole)
+{
+    uint64_t place = found->place;
+    uint64_t marked = whole ? (place & ~ERA_MASK) | era_of(found->map) : UINT64_MAX;
+    (void)mn_a64_cas_acqrel(&found->record->place, &place, marked);
+}
+
+bool
+mn_cache_found_still(const struct mn_cache_found *found)
+{
+    mn_a64 *generation = &found->map->segments[found->segment].generation;
+#ifdef MN_BUG_CACHE_READ
+    return mn_a64_load_relaxed(generation) != UINT64_MAX;
+#endif
+    return mn_a64_add_acqrel(generation, 0) == found->generation /* [K6] */
+           && mn_cache_data_is_there(found->map);
+}
+
+bool
+mn_cache_found_verify(const struct mn_cache_found *found)
+{
+    const struct mn_cache_map *map = found->map;
+    const uint64_t nblocks = mn_cache_nblocks(found->bytes);
+    const uint64_t sums_bytes = nblocks * sizeof(uint64_t);
+    char *scratch = map->data != NULL ? NULL : malloc(MN_CACHE_BLOCK);
+    uint64_t *sums = malloc(sums_bytes + 1);
+    bool whole = sums != NULL && (map->data != NULL || scratch != NULL)
+                 && data_read(map, found->payload - mn_cache_padded(sums_bytes), sums,
+                                       sums_bytes) == 0
+                 && mn_cache_checksum(map->shape.salt, sums, sums_bytes) == found->sums;
+    for (uint64_t i = 0; whole && i < nblocks; i++) {
+        uint64_t off = i * MN_CACHE_BLOCK, left = found->bytes - off;
+        uint64_t n = left < MN_CACHE_BLOCK ? left : MN_CACHE_BLOCK;
+        const void *block = data_view(map, found->payload + off, n, scratch);
+        whole = block != NULL && mn_cache_checksum(map->shape.salt + off, block, n) == sums[i];
+    }
+    free(scratch);
+    free(sums);
+    return whole;
+}
+
+#define SPAN (UINT64_C(256) << 10) /* read at once from a disk, of which runs are copied */
+
+int
+mn_cache_copy(const struct mn_cache_found *found, uint64_t off, void *to, uint64_t bytes)
+{
+    if (off > found->bytes || bytes > found->bytes - off) {
+        return -EINVAL;
+    }
+    return data_read(found->map, found->payload + off, to, bytes);
+}
+
+/* Copies n runs of bytes, a stride apart. scratch, for a disk: SPAN bytes, into which neighbouring
+ * runs are read at once; NULL: each is copied by itself. */
+static int
+copy_runs(const struct mn_cache_found *found, uint64_t off, uint64_t run, uint64_t stride,
+          uint64_t n, char *to, char *scratch)
+{
+    uint64_t most = scratch == NULL || run > SPAN / 2 ? 1 : (SPAN - run) / stride + 1, k;
+    for (uint64_t done = 0; done < n; done += k) {
+        k = n - done < most ? n - done : most;
+        uint64_t at = off + done * stride, span = (k - 1) * stride + run;
+        int rc = mn_cache_copy(found, at, k == 1 ? to + done * run : scratch, span);
+        if (rc != 0) {
+            return rc;
+        }
+        for (uint64_t i = 0; k > 1 && i < k; i++) {
+            memcpy(to + (done + i) * run, scratch + i * stride, run);
+        }
+    }
+    return 0;
+}
+
+int
+mn_cache_copy_box(const struct mn_cache_found *found, uint64_t off,
+                  const struct mn_cache_box *box, void *to)
+{
+    uint64_t run = box->itemsize, stride = box->itemsize, runs = 1;
+    int inner = box->ndim; /* dimensions from here on are copied whole, in one run */
+    while (inner > 0 && box->count[inner - 1] == box->shape[inner - 1]) {
+        inner--;
+        run *= box->shape[inner];
+        stride *= box->shape[inner];
+    }
+    if (inner > 0) { /* and of the next one a range */
+        inner--;
+        off += box->start[inner] * stride;
+        run *= box->count[inner];
+        stride *= box->shape[inner];
+    }
+    uint64_t rows = 1, row = stride; /* runs that are neighbours, and from one to the next */
+    if (inner > 0) {
+        inner--;
+        off += box->start[inner] * stride;
+        rows = box->count[inner];
+        stride *= box->shape[inner];
+    }
+    for (int d = inner - 1; d >= 0; d--) {
+        runs *= box->count[d];
+    }
+    char *scratch = found->map->data == NULL ? malloc(SPAN) : NULL;
+    int rc = 0;
+    for (uint64_t r = 0; r < runs && rc == 0; r++) {
+        uint64_t left = r, at = off, step = stride;
+        for (int d = inner - 1; d >= 0; d--) {
+            at += (box->start[d] + left % box->count[d]) * step;
+            left /= box->count[d];
+            step *= box->shape[d];
+        }
+        rc = copy_runs(found, at, run, row, rows, (char *)to + r * rows * run, scratch);
+    }
+    free(scratch);
+    return rc;
+}
+
+/* ---- places for entries, and room ---- */
 
 #define SECOND_NS UINT64_C(1000000000)
 #define LOG_WAIT_NS (INT64_C(2) * 1000000000)
@@ -153,7 +606,7 @@ give_pages(const struct mn_cache_log *log, uint64_t number, uint64_t bytes)
     if (!has_room(log, wants - has)) {
         return MN_FULL;
     }
-    int rc = mn_cache_data_reserve(log->file->fd, map->shape.data_off + number * most + has,
+    int rc = mn_cache_reserve(log->file->fd, map->shape.data_off + number * most + has,
                                    wants - has);
     if (rc != 0) {
         return mn_cache_log_is_full(rc) ? MN_FULL : rc;
@@ -392,6 +845,8 @@ mn_cache_log_relieve(struct mn_cache_log *log)
     mn_cache_unlock(file->fd, MN_CACHE_LOG_BYTE);
 }
 
+/* ---- cursors ---- */
+
 enum place { NO_ENTRY, BEGUN, WHOLE };
 
 /* What is at a place in the cursor's segment. head: of an entry. */
@@ -404,15 +859,15 @@ look(const struct mn_cache_map *map, const struct mn_cache_cursor *c, uint64_t o
         return NO_ENTRY;
     }
     uint64_t seal;
-    if (!mn_cache_data_head(map, c->segment * most + off, head, &seal) /* [K11] */
+    if (!data_head(map, c->segment * most + off, head, &seal) /* [K11] */
         || head->generation != c->generation || head->bytes > most
         || off + mn_cache_payload_off(head->bytes) + head->bytes > most) {
         return NO_ENTRY;
     }
-    if (seal == mn_cache_seal(map->shape.salt, head)) {
+    if (seal == seal_of(map->shape.salt, head)) {
         return WHOLE;
     }
-    return seal == mn_cache_seal_begun(map->shape.salt, head) ? BEGUN : NO_ENTRY;
+    return seal == begun_seal_of(map->shape.salt, head) ? BEGUN : NO_ENTRY;
 }
 
 static bool

@@ -10,14 +10,14 @@
  * Everything but the data has its pages from the start. A segment gets its pages from its begin on,
  * each before a client may write to it, so that no write meets a full file system. The file keeps
  * its length as long as any process has it mapped. In memory all of it is mapped. On a disk the
- * data is not. It is read and written by system calls (mn_cache_data.h), which return errors
+ * data is not. It is read and written by system calls (mn_cache_log.h), which return errors
  * instead of signals.
  *
  * Owners
  *   header     its first part: the process that creates the file, under the header lock, until
  *              `ready`. From `home` on: its first client, under the header lock (mn_cache_file.h).
  *              `generation` and `current`: the holder of the log lock, and the first client.
- *   slot       the client that holds the lock of its byte (mn_cache_locks.h).
+ *   slot       the client that holds the lock of its byte (mn_cache_file.h).
  *   claim      the thread that exchanged its word from 0; see mn_cache.h.
  *   segment    generation and pages: the holder of the log lock. fill: clients with a reservation.
  *   record     any client, at any time, without a lock: it is a hint.
@@ -28,11 +28,10 @@
 #ifndef MN_CACHE_RECORDS_H
 #define MN_CACHE_RECORDS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 #define MN_CACHE_LAYOUT 4u
 #define MN_CACHE_MAGIC UINT64_C(0x6568636163206e6d) /* "mn cache" */
@@ -192,28 +191,5 @@ mn_cache_payload_off(uint64_t bytes)
 {
     return sizeof(struct mn_cache_entry) + mn_cache_padded(mn_cache_nblocks(bytes) * 8);
 }
-
-/* Where everything lies in a file for that many bytes of data. False if it is too little. */
-bool
-mn_cache_shape_of(uint64_t bytes, uint64_t salt, struct mn_cache_shape *shape);
-
-/* Whether a shape is what mn_cache_shape_of() could have made, and of a file that long. */
-bool
-mn_cache_shape_makes_sense(const struct mn_cache_shape *shape, uint64_t length);
-
-/* Returns the checksum of any bytes. It has 64 bits and finds torn and foreign records, flipped
- * bits and half-written data. It does not resist an attacker. Four lanes of multiply and
- * rotate, as in xxHash, run as fast as memory is read. The salt of the file is part of it: old
- * bytes of another file do not pass. A block of an entry's payload adds its offset to the salt. */
-uint64_t
-mn_cache_checksum(uint64_t salt, const void *data, uint64_t bytes);
-
-/* Returns the checksum of an entry's head. It is never 0, because fresh pages hold 0. */
-uint64_t
-mn_cache_seal(uint64_t salt, const struct mn_cache_head *head);
-
-/* The same for an entry whose data is not written yet: covers all but the checksum of checksums. */
-uint64_t
-mn_cache_seal_begun(uint64_t salt, const struct mn_cache_head *head);
 
 #endif /* MN_CACHE_RECORDS_H */

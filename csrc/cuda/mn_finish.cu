@@ -4,15 +4,14 @@
  * A step changes a voxel's value or, for a flip, its place. So a thread first goes back over all
  * flips, from the place in the target to the one in the source. It reads there and then applies the
  * steps forwards, with the voxel's place at each step, because noise depends on the place. The
- * operations are those of ops/mn_voxel.h and ops/mn_normals_body.h. Memory accesses stay within the
- * sample's own volume, whatever a recipe contains.
+ * operations are those of ops/mn_recipe.h and ops/mn_normals_body.h. Memory accesses stay within
+ * the sample's own volume, whatever a recipe contains.
  */
 #include <string.h>
 
 #include "minato/ops.h"
 #include "ops/mn_kernels.h"
 #include "ops/mn_recipe.h"
-#include "ops/mn_voxel.h"
 
 #define MN_K(name) mn_##name##_device
 #define MN_LANES 1

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
 #include "os/mn_limits.h"
 #include "os/mn_proc.h"
+#include "os/mn_thread.h"
 
 /* ---- what the system reports on workers, processors and memory ----
  *
@@ -137,7 +137,6 @@ mn_autoscale_open(struct mn_autoscale **out, uint32_t workers,
         *out = NULL;
         return -ENOMEM;
     }
-    mn_scaler_init(&(*out)->policy);
     if (saved != NULL) {
         (*out)->policy = saved->policy;
     }
@@ -190,7 +189,7 @@ start_one(struct mn_engine *e)
 {
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
         struct mn_worker *k = mn_worker_at(&e->shm, w);
-        if (!mn_crew_is_wanted(&e->crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
+        if (!e->crew.members[w].wanted && mn_a32_load_acquire(&k->state) == MN_WORKER_EMPTY
             && !k->retired) {
             mn_crew_ask_to_exit(&e->crew, w, MN_EXIT_NOT);
             mn_crew_want(&e->crew, w);
@@ -243,7 +242,8 @@ staying(const struct mn_engine *e)
 {
     uint32_t n = 0;
     for (uint32_t w = 0; w < e->cfg.max_workers; w++) {
-        n += mn_crew_stays(&e->crew, w)
+        const struct mn_member *m = &e->crew.members[w];
+        n += m->wanted && !m->asked
              && !is_standby(e->autoscale, e->cfg.max_workers, (int32_t)w);
     }
     return n;

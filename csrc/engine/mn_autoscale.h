@@ -3,7 +3,7 @@
  *
  * Part of the engine. The engine thread runs it under the engine's mutex. It exists only when the
  * number of workers may move between two bounds. The decisions are made by policy_autoscale.h and
- * policy_cost.h. This file measures their inputs and carries out the decisions through the workers'
+ * mn_costs.h. This file measures their inputs and carries out the decisions through the workers'
  * entries:
  *   more     an EMPTY entry becomes WANTED, and the zygote forks a worker for it
  *   fewer    exit_request is set in a worker's entry; the worker exits once it has no task

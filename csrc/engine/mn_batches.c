@@ -5,12 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 #include "workers/mn_records.h"
 
 /* ---- in flight -------------------------------------------------------------------------- */
@@ -234,7 +233,8 @@ accept_task(struct mn_engine *e, struct mn_batch *b, uint32_t task, uint64_t wor
         return MN_DAMAGE_TIMES;
     }
     bool refused = r->flags == MN_FLAG_NO_ROOM;
-    if (r->flags > MN_FLAG_NO_ROOM || (refused && mn_crew_is_damaged(&e->crew, r->worker))) {
+    if (r->flags > MN_FLAG_NO_ROOM
+        || (refused && e->crew.members[r->worker].damage != MN_SOUND)) {
         return MN_DAMAGE_ENVELOPE;
     }
     enum mn_damage damage = read_reports(e, b, r);

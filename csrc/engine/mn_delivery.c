@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_delivery.h"
 #include "engine/mn_engine_state.h"

@@ -23,12 +23,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_delivery.h"
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 #include "schedule/policy_ready.h"
 
 struct mn_forming {

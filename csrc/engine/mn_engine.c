@@ -7,13 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
 #include "memory/mn_arena.h"
-#include "os/mn_clock.h"
 #include "os/mn_limits.h"
 #include "os/mn_memfd.h"
 #include "os/mn_proc.h"
@@ -197,7 +196,6 @@ open_parts(struct mn_engine *e)
     const struct mn_ctl *c = e->shm.ctl;
     struct mn_range records = {c->input_off, c->input_bytes}, rows = {c->arena_off, c->arena_bytes};
     e->arena.limit = memory_limit_for(&e->cfg, c->arena_bytes);
-    mn_zygote_init(&e->zygote, &e->shm, -1, -1);
     int rc = mn_arena_open(&e->arena, &e->mutex, records, rows);
     if (rc == 0) {
         rc = mn_tasks_open(&e->tasks, &e->shm, e->cfg.max_retries);
@@ -207,8 +205,7 @@ open_parts(struct mn_engine *e)
     }
     if (rc == 0) {
         rc = mn_crew_open(&e->crew, &e->shm, e->cfg.respawn);
-        e->crew.executor = &e->zygote.executor;
-        mn_watch_init(&e->watch, &e->crew, &e->mutex);
+        e->watch = (struct mn_watch){.crew = &e->crew, .guard = &e->mutex};
     }
     if (rc == 0) {
         e->flight.by_task = calloc(c->ntasks, sizeof(struct mn_batch *));
@@ -374,7 +371,8 @@ mn_engine_start(struct mn_engine *e, int zygote_pidfd, int zygote_cmd)
         mn_engine_unlock(e);
         return 0;
     }
-    mn_zygote_init(&e->zygote, &e->shm, zygote_pidfd, zygote_cmd);
+    e->crew.zygote = zygote_pidfd;
+    e->crew.command = zygote_cmd;
     /* Forked and spawned processes have their mapping by now, and holes are punched through the
      * mapping. Closing the file saves a descriptor for as long as the loader lives. */
     mn_memory_file_close(&e->file);

@@ -4,14 +4,12 @@
  */
 #include <errno.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
 #include "engine/mn_shared_costs.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 /* ---- what the caller tells the plan ----------------------------------------------------- */
 

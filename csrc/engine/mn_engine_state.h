@@ -34,10 +34,9 @@
 #include "memory/mn_arena.h"
 #include "memory/mn_pagelocks.h"
 #include "os/mn_thread.h"
-#include "workers/mn_arena_leases.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks_and_retries.h"
+#include "workers/mn_tasks.h"
 
 struct mn_autoscale;
 
@@ -98,7 +97,6 @@ struct mn_engine {
     struct mn_arena arena;
     struct mn_tasks tasks;
     struct mn_arena_leases leases;
-    struct mn_zygote zygote; /* the crew's executor */
     struct mn_crew crew;
     struct mn_watch watch;   /* of the crew's processes; engine thread only */
     uint32_t active;         /* workers that should exist, standby workers not counted */

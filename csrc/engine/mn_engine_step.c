@@ -5,10 +5,9 @@
  */
 #include "engine/mn_engine_state.h"
 
-#include "base/mn_assert.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 bool
 mn_engine_has_done(struct mn_engine *e, uint64_t wanted)
@@ -140,7 +139,7 @@ is_head(const struct mn_engine *e, uint64_t sequence)
 }
 
 /* Returns the memory that the head may come to need, which workers on other batches must leave
- * free. It is as in mn_plan_may_start.c, for results whose size was unknown when their task
+ * free. It is as in mn_plan_start.c, for results whose size was unknown when their task
  * started. Before the first delivery it is what the worker's own batch needs if all of its results
  * are like this one. */
 static uint64_t
@@ -168,7 +167,7 @@ grant_one(struct mn_engine *e)
             oldest = w;
         }
     }
-    mn_arena_wait_for_room(&e->arena, false);
+    e->arena.room_waits = false;
     if (oldest == n) {
         e->idle_ns = 0;
         return false;
@@ -192,7 +191,7 @@ grant_one(struct mn_engine *e)
     if (mn_arena_exceeds(&e->arena, len + reserve)) {
         len = want;
         if (!head && mn_arena_exceeds(&e->arena, len + reserve) && !all_wait(e)) {
-            mn_arena_wait_for_room(&e->arena, true);
+            e->arena.room_waits = true;
             return false;
         }
     }

@@ -14,10 +14,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "engine/mn_shared_costs.h"
-#include "os/mn_clock.h"
+#include "os/mn_thread.h"
 
 /* Threads of the program may release retained memory while the program waits for its next batch. */
 #define KEPT_NS UINT64_C(1000000000)
@@ -123,7 +123,7 @@ static bool
 is_usable(const struct mn_crew *crew, uint32_t w)
 {
     const struct mn_worker *k = mn_worker_at(&crew->shm, w);
-    return mn_crew_is_wanted(crew, w) && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
+    return crew->members[w].wanted && mn_a32_load_acquire(&k->state) == MN_WORKER_READY
            && mn_a32_load_relaxed(&k->exit_request) == 0 /* written by the trainer */
            && !k->retired;
 }
@@ -276,12 +276,11 @@ static uint32_t
 start_tasks(struct mn_engine *e)
 {
     struct mn_plan *p = e->plan;
-    uint64_t depth = mn_plan_depth(p);
+    uint64_t depth = mn_plan_dispatch_begins(p);
     uint32_t started = 0;
     struct mn_plan_facts f = facts(e);
     f.queued = mn_worker_views_queued(e, false);
     f.ready = f.queued < depth ? e->delivery->ready(e) : 0;
-    mn_plan_dispatch_begins(p);
     while (f.queued < depth) {
         struct mn_plan_start s;
         int rc = mn_plan_next_task(p, &f, &s) ? start_for_any(e, &s) : MN_FULL;
@@ -393,7 +392,7 @@ mn_start_due(struct mn_engine *e)
     uint32_t moved = mn_plan_parts(p) ? end_shares(e) : 0;
     uint32_t started = mn_plan_view(p)->by_piece ? start_shares(e) : start_tasks(e);
     if (mn_plan_view(p)->unreleased) {
-        mn_arena_wait_for_room(&e->arena, true); /* a release wakes the engine thread */
+        e->arena.room_waits = true; /* a release wakes the engine thread */
     }
     return moved + started;
 }

@@ -20,7 +20,8 @@
  * sets room_came. The holder of the guard then notifies the waiting caller after it has released
  * the guard.
  *
- * Crash, fork: all of this is private memory of the trainer, see mn_free_extents.h.
+ * Crash, fork: all of this is private memory of the trainer, so a worker that is killed at any
+ * instruction cannot damage it. A child made by fork has a dead copy.
  */
 #ifndef MN_ARENA_H
 #define MN_ARENA_H
@@ -28,7 +29,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "memory/mn_free_extents.h"
 #include "os/mn_thread.h"
 
 /* ---- a list of ranges of the arena that must be freed later ----
@@ -88,7 +88,7 @@ mn_ranges_fini(struct mn_ranges *r);
  * twenty. When nothing is loaded, it takes eight to ten seconds, and the spare a hundred to two
  * hundred.
  *
- * A pure state machine: no clock, no lock, no system call.
+ * No clock, no lock, no system call.
  */
 
 #define MN_TRIM_TURN_NS UINT64_C(250000000)
@@ -99,14 +99,6 @@ mn_ranges_fini(struct mn_ranges *r);
 #define MN_TRIM_LONG 10u
 /* Less than a batch of large samples. */
 #define MN_TRIM_SPARE (UINT64_C(4) << 20)
-
-/* Bytes. */
-struct mn_trim_view {
-    uint64_t used;  /* allocated */
-    uint64_t kept;  /* of these, retained by the program */
-    uint64_t warm;
-    uint64_t limit;
-};
 
 struct mn_trim {
     uint64_t turned_ns; /* start of the current turn, 0 before the first */
@@ -142,6 +134,8 @@ mn_memory_file_init(struct mn_memory_file *file);
 void
 mn_memory_file_close(struct mn_memory_file *file);
 
+struct mn_extents; /* which ranges are free: mn_arena.c */
+
 struct mn_arena {
     struct mn_provider *provider;
     struct mn_mutex *guard;
@@ -155,7 +149,7 @@ struct mn_arena {
     struct mn_trim trim;
     uint64_t trim_from; /* where its current pass continues */
     uint64_t trimmed_bytes; /* returned to the system so far */
-    bool room_waits;       /* a caller waits for memory to be freed */
+    bool room_waits;       /* the caller's: it found no memory, and waits for some to be freed */
     bool room_came;        /* memory was freed since */
 };
 
@@ -216,12 +210,8 @@ mn_arena_lent(const struct mn_arena *a);
 bool
 mn_arena_exceeds(const struct mn_arena *a, uint64_t bytes);
 
-/* Notes that a caller has found no memory and must be notified when some is freed. */
-void
-mn_arena_wait_for_room(struct mn_arena *a, bool waits);
-
-/* Returns whether that caller must be notified now. Resets the flag: the caller of this function
- * must make the notification. */
+/* Returns whether the caller that waits for memory must be notified now. Resets the flag: the
+ * caller of this function must make the notification. */
 bool
 mn_arena_room_came(struct mn_arena *a);
 

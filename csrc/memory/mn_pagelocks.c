@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "base/mn_assert.h"
+#include "base/mn_base.h"
 
 /* A bit of a chunk's word: it is locked. The other bits count its users. */
 #define MN_PAGELOCKED (UINT32_C(1) << 31)

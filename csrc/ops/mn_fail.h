@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 struct mn_text {
     char *chars;

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 /* ---- Resizing of photos by antialiased bilinear interpolation, in the integers of Pillow ----
  *

@@ -16,7 +16,7 @@
 #endif
 
 /* Included after the pragmas, so that they apply to it, too. */
-#include "ops/mn_voxel.h"
+#include "ops/mn_recipe.h"
 
 #define MN_JOIN_(a, b) mn_##a##_##b
 #define MN_JOIN(a, b) MN_JOIN_(a, b)

@@ -35,10 +35,11 @@
  *
  * Files that are not in the page cache
  *   A fault reads a piece around it, waits, and leaves small pages behind. So headers are read by
- *   calls. A crop that had to wait asks for all its remaining planes at once (mn_view.c). A scan
- *   reads by calls from the first voxels that are not in memory (mn_pipeline_sample.c). Measured on
- *   the same files, dropped from the cache each time. A crop took 60 to 69 ms, against 70 to 76 by
- *   calls alone. Scan and crop took 55 against 62, and a scan was as fast as by calls.
+ *   calls. A crop that had to wait asks for all its remaining planes at once
+ *   (mn_pipeline_sample.c). A scan reads by calls from the first voxels that are not in memory
+ *   (mn_pipeline_sample.c). Measured on the same files, dropped from the cache each time. A crop
+ *   took 60 to 69 ms, against 70 to 76 by calls alone. Scan and crop took 55 against 62, and a scan
+ *   was as fast as by calls.
  *
  * Ownership
  *   A mapping has one owner at a time: the table, or the work of one sample. The work takes it out
@@ -207,13 +208,6 @@ mn_dtype_name(int dtype);
 /* Returns "<f4" and so on, as headers of files say it. */
 const char *
 mn_dtype_code(int dtype);
-
-/* Parses the first `length` bytes of a file of file_size bytes. A pure function. Returns 0; 1 if
- * more than `length` bytes are needed, their number then in *need; or -EINVAL. `path` is only for
- * texts. */
-int
-mn_npy_parse(struct mn_npy *npy, const unsigned char *head, size_t length,
-             uint64_t file_size, const char *path, uint64_t *need, struct mn_text *text);
 
 /* Opens the file, or finds it mapped, and fills in all but npy. maps NULL: never map. A file that
  * was opened is read by calls until mn_npy_header_known(), so that no fault need wait for its

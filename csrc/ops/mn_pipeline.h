@@ -5,7 +5,7 @@
  * atomic. So any number of threads may run it at once, and a fork finds no lock held.
  *
  * Running is split in two, so that the caller can allocate outputs whose shape depends on the
- * input: mn_pipeline_apply leaves views (mn_view.h), mn_work_store writes them.
+ * input: mn_pipeline_apply leaves views (mn_pipeline_sample.h), mn_work_store writes them.
  *
  * Draws of the operators. All are from stream 0 of the sample's key, with the operator's place in
  * its pipeline as number (minato/ops.h). `u` is mn_draw_uniform, `below` mn_draw_below:
@@ -146,18 +146,6 @@ int
 mn_cases_warm(const struct mn_cases *cases, int64_t at, struct mn_text *text);
 
 /* -- Private to the pipeline's files --------------------------------------------------- */
-
-int
-mn_op_balanced_crop(struct mn_work *work, const struct mn_op *op, uint32_t number);
-
-int
-mn_op_crop(struct mn_work *work, const struct mn_op *op, uint32_t number);
-
-int
-mn_op_pad(struct mn_work *work, const struct mn_op *op);
-
-int
-mn_op_resample(struct mn_work *work, const struct mn_op *op);
 
 /* Computes the shape after padding or resampling; axes of -1 stay unknown. */
 int

@@ -1,4 +1,4 @@
-/* The operations that are left to do on the voxels of one sample, as numbers.
+/* The operations that are left to do on the voxels of one sample: as numbers, and on a voxel.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each operator that needs nothing but a voxel, its place and random numbers (flip, cast, scale,
@@ -74,5 +74,53 @@ struct mn_finish {
     int32_t from, to; /* enum mn_dtype of source and target */
     int32_t which;    /* 0: the image, 1: the label */
 };
+
+/* ---- the operations on one voxel: the same for processors and for CUDA devices ----
+ *
+ * Processors loop over these (mn_pipeline_sample.c, mn_kernels.c), and in cuda/mn_finish.cu each
+ * thread has a voxel. So the bytes are the same on all of them, provided that each operation
+ * is one IEEE operation. mn_kernels.h says how that is ensured on processors. For devices, setup.py
+ * passes -fmad=false to nvcc. The exception is the bit pattern of NaN that an operation gives:
+ * devices have only one.
+ */
+
+#if defined(__CUDACC__)
+#define MN_VOXEL static __device__ __forceinline__
+#else
+#define MN_VOXEL static inline __attribute__((always_inline))
+#endif
+
+MN_VOXEL uint8_t
+mn_u8_of_float(double v)
+{
+    return v >= 255.0 ? 255 : v > 0.0 ? (uint8_t)v : 0; /* a NaN fails both comparisons */
+}
+
+MN_VOXEL uint8_t
+mn_u8_of_int(int32_t v)
+{
+    return v > 255 ? 255 : v > 0 ? (uint8_t)v : 0;
+}
+
+MN_VOXEL float
+mn_scaled(float v, double factor)
+{
+    return (float)((double)v * factor);
+}
+
+/* A NaN stays a NaN. */
+MN_VOXEL float
+mn_normalized(float v, float low, float high, float mean, float std)
+{
+    v = v < low ? low : v;
+    v = v > high ? high : v;
+    return (v - mean) / std;
+}
+
+MN_VOXEL float
+mn_noisy(float v, float mean, float std, float normal)
+{
+    return v + (mean + std * normal);
+}
 
 #endif /* MN_RECIPE_H */

@@ -16,11 +16,9 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/mn_atomic.h"
-#include "os/mn_clock.h"
 
 static struct {
     mn_a32 pid; /* 0: no handler keeps it up to date */
@@ -59,6 +57,13 @@ mn_proc_pidfd(pid_t pid)
     return fd >= 0 ? (int)fd : -errno;
 }
 
+bool
+mn_proc_ended(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLNVAL) == 0;
+}
+
 int
 mn_proc_alive(pid_t pid)
 {
@@ -66,9 +71,9 @@ mn_proc_alive(pid_t pid)
     if (fd < 0) {
         return fd == -ESRCH || fd == -EINVAL ? 0 : fd; /* EINVAL: the id of a thread alone */
     }
-    int rc = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;
+    bool lives = !mn_proc_ended(fd);
     (void)close(fd);
-    return rc;
+    return lives;
 }
 
 int
@@ -84,25 +89,9 @@ mn_proc_kill(pid_t pid, int sig)
     if (fd < 0) {
         return fd == -EINVAL ? -ESRCH : fd;
     }
-    bool lives = mn_proc_wait_pidfd(fd, 0) == -ETIMEDOUT;
-    int rc = lives ? mn_proc_kill_pidfd(fd, sig) : -ESRCH;
+    int rc = mn_proc_ended(fd) ? -ESRCH : mn_proc_kill_pidfd(fd, sig);
     (void)close(fd);
     return rc;
-}
-
-int
-mn_proc_wait_pidfd(int fd, int64_t timeout_ns)
-{
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    struct timespec ts;
-    int n = ppoll(&p, 1, mn_timeout_of(&ts, timeout_ns), NULL);
-    if (n < 0) {
-        return -errno;
-    }
-    if (n == 0) {
-        return -ETIMEDOUT;
-    }
-    return (p.revents & POLLNVAL) != 0 ? -EBADF : 0;
 }
 
 /* More CPUs than any kernel is built for. */

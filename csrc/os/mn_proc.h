@@ -1,4 +1,4 @@
-/* Whether a process still lives, waiting for its end, and killing exactly it.
+/* Whether a process still lives, and killing exactly it.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Purpose: whether the process of an id lives, and signals to it, by pidfds. These come from the
@@ -43,9 +43,9 @@ mn_proc_kill(pid_t pid, int sig);
 int
 mn_proc_kill_pidfd(int fd, int sig);
 
-/* Waits for the end of the process (< 0: forever). Returns 0, -ETIMEDOUT, -EINTR, -EBADF. */
-int
-mn_proc_wait_pidfd(int fd, int64_t timeout_ns);
+/* Returns whether the process of a pidfd has ended; false if the descriptor is closed. */
+bool
+mn_proc_ended(int fd);
 
 /* ---- How busy CPUs and processes have been ----
  *

@@ -1,4 +1,4 @@
-/* Threads without signals, and private locks, on pthreads.
+/* Time, threads without signals, and private locks, on pthreads.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
@@ -14,8 +14,44 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/mn_assert.h"
-#include "os/mn_clock.h"
+#include "base/mn_base.h"
+
+/* ---- Time ---- */
+
+static uint64_t
+mn_clock_read(clockid_t clock)
+{
+    struct timespec ts;
+    int rc = clock_gettime(clock, &ts);
+    mn_assert(rc == 0); /* both clocks exist wherever futexes do */
+    (void)rc;
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t
+mn_now_ns(void)
+{
+    return mn_clock_read(CLOCK_MONOTONIC);
+}
+
+void
+mn_nap_ns(int64_t ns)
+{
+    struct timespec ts = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    (void)nanosleep(&ts, NULL);
+}
+
+uint64_t
+mn_thread_cpu_ns(void)
+{
+    return mn_clock_read(CLOCK_THREAD_CPUTIME_ID);
+}
+
+uint64_t
+mn_process_cpu_ns(void)
+{
+    return mn_clock_read(CLOCK_PROCESS_CPUTIME_ID);
+}
 
 /* ---- The futex system call, shared flavour ---- */
 
@@ -26,11 +62,22 @@ mn_futex_call(mn_a32 *word, int op, uint32_t value, const struct timespec *timeo
     return syscall(SYS_futex, word, op, value, timeout, NULL, 0);
 }
 
+/* Returns ts, set to ns, as system calls take their time-outs; NULL if ns < 0: no time-out. */
+static struct timespec *
+timeout_of(struct timespec *ts, int64_t ns)
+{
+    if (ns < 0) {
+        return NULL;
+    }
+    *ts = (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    return ts;
+}
+
 int
 mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns)
 {
     struct timespec ts;
-    struct timespec *timeout = mn_timeout_of(&ts, timeout_ns);
+    struct timespec *timeout = timeout_of(&ts, timeout_ns);
     return mn_futex_call(word, FUTEX_WAIT, expected, timeout) == 0 ? 0 : -errno;
 }
 
@@ -40,6 +87,8 @@ mn_futex_wake(mn_a32 *word, int n)
     long woken = mn_futex_call(word, FUTEX_WAKE, (uint32_t)n, NULL);
     return woken >= 0 ? (int)woken : -errno;
 }
+
+/* ---- Threads and locks ---- */
 
 static void *
 mn_thread_main(void *self)

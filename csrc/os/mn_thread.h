@@ -1,14 +1,7 @@
-/* Threads that take no signals, and locks in memory that is private to one process.
+/* Time, threads that take no signals, and locks in memory that is private to one process.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Purpose: the engine's helper threads. Every signal is blocked in them, so the interpreter's main
- * thread continues to get the signals of the process.
- * Owner: the struct belongs to the code that starts the thread. It must not move before the join,
- * and is used by one thread at a time.
- * Fork: a thread exists only in the process that started it. Joining it in a child returns -ESRCH
- * and touches nothing. A lock must not be used across a fork.
- * A crash takes the threads and the locks along; neither is ever in shared memory.
- *
+ *   mn_futex_wait     mn_futex_wake
  *   mn_thread_start   mn_thread_join
  *   mn_mutex_init     mn_mutex_fini
  *   mn_mutex_lock     mn_mutex_unlock
@@ -17,10 +10,33 @@
 #define MN_THREAD_H
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 #include "base/mn_atomic.h"
+
+/* ---- Time, in nanoseconds ----
+ *
+ * The only place that reads a clock; policies are given its numbers. The machine has one monotonic
+ * clock: processes may compare what they read.
+ */
+
+/* Returns monotonic time since some point in the past. It never goes back and stops in suspend. */
+uint64_t
+mn_now_ns(void);
+
+/* Sleeps for about ns; a signal ends the sleep. */
+void
+mn_nap_ns(int64_t ns);
+
+/* Returns the CPU time that the calling thread has used, user and system. */
+uint64_t
+mn_thread_cpu_ns(void);
+
+/* Returns the CPU time of all threads of this process. */
+uint64_t
+mn_process_cpu_ns(void);
 
 /* ---- Waiting on, and waking waiters of, a word in memory that processes share ----
  *
@@ -43,6 +59,17 @@ mn_futex_wait(mn_a32 *word, uint32_t expected, int64_t timeout_ns);
 /* Wakes up to n waiters. Returns how many, or a negative errno. */
 int
 mn_futex_wake(mn_a32 *word, int n);
+
+/* ---- Threads and locks ----
+ *
+ * Purpose: the engine's helper threads. Every signal is blocked in them, so the interpreter's main
+ * thread continues to get the signals of the process.
+ * Owner: the struct belongs to the code that starts the thread. It must not move before the join,
+ * and is used by one thread at a time.
+ * Fork: a thread exists only in the process that started it. Joining it in a child returns -ESRCH
+ * and touches nothing. A lock must not be used across a fork.
+ * A crash takes the threads and the locks along; neither is ever in shared memory.
+ */
 
 #define MN_THREAD_NAME_MAX 16 /* the kernel's limit, terminator included */
 

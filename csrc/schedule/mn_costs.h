@@ -1,25 +1,127 @@
 /* mn_costs.h - what samples have cost so far, and what later samples are expected to cost.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The cost model (policy_cost.h), together with what the policies of slow samples, splitting and
- * locality derive from the same observations. No clock, no lock: several iterators of a loader
- * share one model, under the lock of mn_shared_costs.h.
+ * The model predicts the wall time of a sample by the history of its index, by the bytes that it is
+ * read from, and by the dataset's hint, where these are known. From the same observations follows
+ * when a sample counts as slow, whether batches of a collate_fn are split over workers, and what is
+ * gained by keeping neighbours together (policy_locality.h). mn_costs.c has the rules.
+ *
+ * No clock, no lock: several iterators of a loader share one model, under the lock of
+ * mn_shared_costs.h.
  */
 #ifndef MN_COSTS_H
 #define MN_COSTS_H
 
-#include "schedule/policy_cost_by_bytes.h"
-#include "schedule/policy_chunk.h"
-#include "schedule/policy_cost.h"
-#include "schedule/policy_cost_by_hint.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
 #include "schedule/policy_locality.h"
+
+/* ---- the parts of the model ---- */
+
+/* Buckets of durations: each octave is cut into 2^MN_HIST_SUB_BITS. */
+#define MN_HIST_SUB_BITS 4
+#define MN_HIST_BUCKETS ((64 - MN_HIST_SUB_BITS) << MN_HIST_SUB_BITS)
+
+struct mn_histogram {
+    uint32_t count[MN_HIST_BUCKETS];
+    uint32_t total; /* sum of count */
+};
+
+/* Anything above counts as this, eleven days, so that sums over a plan cannot overflow. Hints in
+ * a wrong unit may come here. */
+#define MN_COST_MOST_NS INT64_C(1000000000000000)
+
+struct mn_cost_cell {
+    float wall_ns;
+    uint16_t home; /* 1 + the worker that made it last; 0: not known */
+    uint8_t term;  /* term of the workers that `home` refers to */
+    uint8_t marks; /* enum mn_cost_mark */
+    uint16_t seen; /* observations, saturating */
+    int8_t surprise; /* side of the last surprise: -1, 0, +1 */
+    uint8_t age;   /* observations averaged over, up to MN_COST_MAX_AGE; 0: the next one replaces
+                    * the cost */
+};
+
+/* The history of each index. */
+struct mn_cost {
+    struct mn_cost_cell *cells; /* [n] */
+    int64_t n;
+    int64_t known;      /* cells with an observation */
+    uint64_t samples;   /* observations in total */
+    double mean_wall_ns;
+    struct mn_histogram wall;
+};
+
+#define MN_SLOW_NEVER INT64_MAX
+
+struct mn_slow {
+    int64_t timeout_ns; /* MN_SLOW_NEVER: no sample counts as slow */
+    bool tail;          /* a heavy tail is seen */
+    uint32_t dissent;   /* updates in a row that wanted another timeout */
+};
+
+/* Returns whether a sample of known cost is slow enough to be started by itself, ahead of its
+ * neighbours. It takes twice as long as most, and a millisecond more. */
+static inline bool
+mn_slow_starts_alone(int64_t cost_ns, int64_t typical_ns)
+{
+    return cost_ns > 2 * typical_ns + 1000 * 1000;
+}
+
+/* Pairs of numbers. */
+struct mn_moments {
+    uint64_t n;        /* pairs added in total */
+    double x, y;       /* means */
+    double xx, yy, xy; /* variances, covariance */
+};
+
+enum mn_bytes_by {
+    MN_BYTES_HISTORY = 0,
+    MN_BYTES_ALONE = 1,
+    MN_BYTES_BOTH = 2, /* or, in the beginning, bytes for new indices and history for known ones */
+};
+#define MN_BYTES_PREDICTORS 3
+
+struct mn_bytes {
+    float *log_bytes;      /* [n] logarithm of each index's bytes, 0: unknown; NULL: all are */
+    int64_t n;
+    int64_t known;         /* indices with bytes */
+    bool serves;
+    struct mn_moments fit; /* x: log of bytes, y: log of cost */
+    /* Of samples whose index history knew. x: log of the prediction, y: log of the cost */
+    struct mn_moments history, both;
+    double hh, bb, hb; /* means of the products of the errors, over history.n samples */
+};
+
+enum mn_hint_by {
+    MN_HINT_HISTORY = 0,
+    MN_HINT_SCALE = 1,
+    MN_HINT_RATIO = 2,
+};
+#define MN_HINT_PREDICTORS 3
+
+struct mn_hint {
+    float *ratio;      /* [n] ns per unit of each index, 0: unknown; NULL: all are */
+    int64_t n;
+    double log_scale;  /* of ns per unit, once scaled is not 0 */
+    double zero_ns;    /* mean cost of samples whose hint is 0, once zeros is not 0 */
+    uint64_t scaled;   /* samples with a hint above 0 */
+    uint64_t zeros;    /* samples with a hint of 0 */
+    uint64_t compared; /* samples that the errors are means of */
+    double error[MN_HINT_PREDICTORS]; /* mean squared logarithms */
+    struct mn_moments of[MN_HINT_PREDICTORS]; /* x: log of the prediction, y: log of the cost */
+};
+
+/* send_ns of batches whose samples cannot be sent, or are not known yet. */
+#define MN_SPLIT_CANNOT (-1)
 
 struct mn_costs {
     struct mn_cost model;
     struct mn_hint hint;  /* of the dataset's own hints, if it gives any */
     struct mn_bytes bytes; /* of what samples are read from, where that is known */
     struct mn_slow slow;
-    void *cells;
     uint64_t since; /* observations since the quantiles below were computed */
     int64_t median_ns;
     int64_t slowest_ns; /* all but one sample in 200 cost less */
@@ -32,6 +134,8 @@ struct mn_costs {
     uint64_t tasks;     /* of cheap samples: only some of them are checked for locality */
     uint8_t term;       /* of the present workers: homes from earlier terms do not count */
 };
+
+/* ---- learning and predicting ---- */
 
 /* n: length of the dataset; 0: unknown. Returns 0 or -ENOMEM. */
 int
@@ -73,7 +177,7 @@ mn_costs_places(struct mn_costs *c, const int64_t *index, uint32_t n, uint16_t *
 
 /* Fills in the predicted wall time of each index, or 0 if nothing is known of any index. An unknown
  * index gets the mean or, with usual, at most the median, so that it does not count as slow. hint:
- * from the dataset, for each sample (policy_cost_by_hint.h), or NULL. */
+ * from the dataset, for each sample, or NULL. */
 void
 mn_costs_predict(struct mn_costs *c, const int64_t *index, const float *hint, uint32_t n,
                  bool usual, int64_t *out_ns);
@@ -93,8 +197,7 @@ struct mn_costs_view {
     int64_t timeout_ns;
     int64_t collate_ns;
     bool split;
-    unsigned revision; /* mn_bytes_revision(): when it changes, predictions have */
-    uint64_t samples;
+    unsigned revision; /* when it changes, predictions by bytes have become much better */
     enum mn_contrast_answer near, home; /* policy_locality.h */
     bool joins, believes;
     int64_t opening_ns, away_ns;
@@ -110,6 +213,44 @@ void
 mn_costs_collated(struct mn_costs *c, int64_t ns);
 
 struct mn_costs_view
-mn_costs_look(struct mn_costs *c);
+mn_costs_look(const struct mn_costs *c);
+
+/* ---- what a state holds, and what a person reads ---- */
+
+/* Copies out up to `most` observed indices, and the ratio of each index unless ratio is NULL.
+ * Returns their number. This is all of the state that is worth saving. */
+int64_t
+mn_costs_save(const struct mn_costs *c, int64_t most, int64_t *index, int64_t *wall_ns,
+              float *ratio);
+
+/* Takes n saved costs as one observation each, ratios, and errors of the hint's predictors (finite,
+ * not negative). Ratios and errors may be NULL. Leaves out indices outside the dataset, and ratios
+ * that are not finite and above 0. Returns how many costs were taken. */
+int64_t
+mn_costs_load(struct mn_costs *c, int64_t n, const int64_t *index, const int64_t *wall_ns,
+              const float *ratio, const double *error);
+
+/* Copies out the `most` observed indices of largest wall time, largest first, among equals lowest
+ * index first. Returns their number. One walk over all indices. */
+int64_t
+mn_costs_slowest(const struct mn_costs *c, int64_t most, int64_t *index, int64_t *wall_ns);
+
+/* Returns the wall time that permille of 1000 samples do not exceed; 0 if none was observed. */
+int64_t
+mn_costs_quantile(const struct mn_costs *c, int permille);
+
+/* How well samples are predicted, by enum mn_hint_by and mn_bytes_by. The errors are root mean
+ * squares of the logarithm of cost / prediction; the correlations are of the logarithms of
+ * prediction and cost. NAN: unknown. */
+struct mn_costs_quality {
+    enum mn_hint_by hint_by;   /* the predictor that serves now */
+    double hint_errors[MN_HINT_PREDICTORS], hint_correlations[MN_HINT_PREDICTORS];
+    double hint_scale_ns;      /* for one unit of hint; 0: unknown */
+    enum mn_bytes_by bytes_by; /* the predictor that serves now */
+    double bytes_errors[MN_BYTES_PREDICTORS], bytes_correlations[MN_BYTES_PREDICTORS];
+};
+
+struct mn_costs_quality
+mn_costs_quality(const struct mn_costs *c);
 
 #endif

@@ -5,13 +5,94 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_assert.h"
-#include "base/mn_attr.h"
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "schedule/mn_plan_state.h"
-#include "schedule/policy_chunk.h"
 
-/* ---- how many rows make a task, and how many tasks a batch ---- */
+/* ---- how many neighbouring samples form one task ----
+ *
+ * Purpose
+ *   A task costs `overhead` to publish, claim, wake for and report, whatever is in it.
+ *   One sample per task is best for spreading work, but wasteful when a sample takes
+ *   microseconds.
+ *
+ * Rule, for a batch of samples that cost about `cost` each
+ *   target  = max(MN_CHUNK_TARGET_NS, MN_CHUNK_AMORTISE * overhead). A task this long spends at
+ *             most 1/MN_CHUNK_AMORTISE of itself on overhead. Costlier samples go alone.
+ *   size    = as many samples as reach the target, but no more than the batch has.
+ *   When the batch is wanted now and `idle` workers could share it, latency counts: at
+ *   most ceil(batch / idle) samples per task. But no task is shorter than MN_CHUNK_SPREAD /
+ *   MN_CHUNK_AMORTISE of the target (that many times the overhead). Below that, waking another
+ *   worker takes longer than doing the work.
+ *   The result is evened out: ceil(batch / ceil(batch / size)), so that 10 samples in
+ *   tasks of at most 7 become 5 + 5.
+ *   In the steady state (idle 0) different batches keep different workers busy, and
+ *   splitting one batch finer has no benefit.
+ *
+ * mn_chunk_next cuts by the samples' own predicted costs. A sample whose cost reaches the target is
+ * always alone, so that no cheap neighbour waits for it and it can be started early.
+ */
+
+/* A cross-process futex round trip was measured at 50 us; six of them. */
+#define MN_CHUNK_TARGET_NS 300000
+#define MN_CHUNK_AMORTISE 16
+#define MN_CHUNK_SPREAD 2
+
+static int64_t
+ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static int64_t
+chunk_target(int64_t overhead_ns)
+{
+    int64_t amortised = overhead_ns * MN_CHUNK_AMORTISE;
+    return amortised > MN_CHUNK_TARGET_NS ? amortised : MN_CHUNK_TARGET_NS;
+}
+
+/* Returns samples per task, in [1, batch]; 1 when the cost is not known (0). batch < 1 counts as 1.
+ * idle: workers without work while the caller waits for this batch, 0 in the steady state. */
+static int64_t
+mn_chunk_size(int64_t cost_ns, int64_t overhead_ns, int64_t batch, int64_t idle)
+{
+    if (batch <= 1 || cost_ns <= 0) {
+        return 1;
+    }
+    int64_t target = chunk_target(overhead_ns);
+    int64_t size = ceil_div(target, cost_ns);
+    if (idle > 1) {
+        int64_t share = ceil_div(batch, idle);
+        int64_t least = ceil_div(target / MN_CHUNK_AMORTISE * MN_CHUNK_SPREAD, cost_ns);
+        int64_t spread = share > least ? share : least;
+        size = size < spread ? size : spread;
+    }
+    size = size < batch ? size : batch;
+    return ceil_div(batch, ceil_div(batch, size));
+}
+
+/* Returns the length of the task that begins at costs_ns[0], in [1, n] (0 only for n 0). n samples
+ * of the batch are left. limit: most samples that a task may have (mn_chunk_size). */
+static int64_t
+mn_chunk_next(const int64_t *costs_ns, int64_t n, int64_t overhead_ns, int64_t limit)
+{
+    int64_t target = chunk_target(overhead_ns);
+    int64_t sum = 0;
+    int64_t i = 0;
+    for (; i < n && (i == 0 || i < limit); i++) {
+        int64_t c = costs_ns[i] > 0 ? costs_ns[i] : 0;
+        if (i > 0 && (c >= target || sum >= target - c)) {
+            /* A costly sample begins its own task; one that fills the target joins. */
+            return c >= target ? i : i + 1;
+        }
+        sum += c;
+        if (sum >= target) {
+            return i + 1;
+        }
+    }
+    return i;
+}
+
+/* ---- how batches are cut into tasks ---- */
 
 /* The cost of a task in addition to its samples: claim, report, a share of a wake-up. */
 #define TASK_OVERHEAD_NS 5000
@@ -233,7 +314,7 @@ cut_pieces(struct mn_plan *p, struct mn_planned *q, const int64_t *cost, bool pa
 
 /* Predicts the cost of each row of a batch, and returns that of its collate task. */
 static int64_t
-predict(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
+predict_rows(const struct mn_plan *p, const struct mn_plan_batch *b, int64_t *cost)
 {
     memset(cost, 0, b->nrows * sizeof(*cost));
     if (p->cfg.costs == NULL) {
@@ -275,7 +356,7 @@ static int
 cut_batch(struct mn_plan *p, struct mn_planned *q, int64_t *cost, uint64_t others)
 {
     const struct mn_plan_batch *b = &q->batch;
-    int64_t collate = predict(p, b, cost);
+    int64_t collate = predict_rows(p, b, cost);
     bool parts = b->splits && p->pace.split && has_room(p, b, others);
     if (p->view.by_piece) {
         int rc = q->block_off == 0 ? cut_pieces(p, q, cost, parts, others) : 0;
@@ -726,7 +807,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
         return -ENOMEM;
     }
     *mn_plan_place(p, b->sequence) = q;
-    mn_dispatch_close(&p->dispatch, false); /* it was not the end, or a next epoch begins */
+    p->dispatch.closed = false; /* it was not the end, or a next epoch begins */
     p->pace.cut_rows = b->nrows;
     p->pace.cut_tasks = p->view.by_piece && q->npieces != 0 ? q->npieces : q->ntasks;
     p->view.order.next++;
@@ -738,7 +819,7 @@ mn_plan_add(struct mn_plan *p, const struct mn_plan_batch *b)
 void
 mn_plan_end(struct mn_plan *p)
 {
-    mn_dispatch_close(&p->dispatch, true);
+    p->dispatch.closed = true;
 }
 
 void
@@ -750,7 +831,7 @@ mn_plan_used(struct mn_plan *p, int64_t used_ns)
 }
 
 static bool
-is_of(const struct mn_dispatch_task *t, void *sequence)
+is_of_batch(const struct mn_dispatch_task *t, void *sequence)
 {
     return (uint64_t)t->batch == *(const uint64_t *)sequence;
 }
@@ -763,7 +844,7 @@ mn_plan_refuse(struct mn_plan *p, struct mn_planned *q, const struct mn_refusal 
     q->state = MN_BATCH_DONE;
     p->refused++;
     p->view.order.begun = sequence >= p->view.order.begun ? sequence + 1 : p->view.order.begun;
-    mn_dispatch_drop(&p->dispatch, is_of, &sequence);
+    mn_dispatch_drop(&p->dispatch, is_of_batch, &sequence);
     mn_pieces_forget(p, q);
 }
 

@@ -8,18 +8,17 @@
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> done -> taken
  *
- * policy_dispatch.h decides which task starts next, mn_plan_may_start.c whether memory allows it.
- * Where neighbours are kept together (policy_locality.h), each worker has a share of its own, and
- * the plan is asked for each worker separately: mn_plan_locality.c. All functions need the owner's
- * mutex, unless they say otherwise.
+ * policy_dispatch.h decides which task starts next, mn_plan_start.c whether memory allows it. Where
+ * neighbours are kept together (policy_locality.h), each worker has a share of its own, and the
+ * plan is asked for each worker separately. All functions need the owner's mutex, unless they say
+ * otherwise.
  *
  * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
  * about one millisecond of work or a quarter of a task for each worker.
  *
- * The plan's files build on each other, from the lowest: mn_plan_may_start (what starts for any
- * worker, also past the window, and whether memory allows it), mn_plan_locality (which worker makes
- * what, and what an idle one takes over), mn_plan (from add to taken; how batches are cut into
- * tasks, and cut again after learning).
+ * The plan's files build on each other. mn_plan_start.c: what starts next, also past the window;
+ * whether memory allows it; which worker makes what, and what an idle one takes over. mn_plan.c,
+ * above it: from add to taken; how batches are cut into tasks, and cut again after learning.
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -253,20 +252,17 @@ mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows);
 void
 mn_plan_settle(struct mn_plan *p);
 
-/* ---- what starts next: mn_plan_may_start.c, mn_plan_locality.c ----------------------- */
+/* ---- what starts next: mn_plan_start.c ------------------------------------------------ */
 
 /* Returns true once after neighbours have stopped being kept together: then tasks that wait on
  * workers' own queues may go to any worker. */
 bool
 mn_plan_parts(struct mn_plan *p);
 
-/* Begins a dispatch. Call it before mn_plan_next_task(). */
-void
-mn_plan_dispatch_begins(struct mn_plan *p);
-
-/* Returns how many tasks should be queued for any worker. */
+/* Begins a dispatch: call it before mn_plan_next_task(). Returns how many tasks should be queued
+ * for any worker. */
 uint64_t
-mn_plan_depth(const struct mn_plan *p);
+mn_plan_dispatch_begins(struct mn_plan *p);
 
 /* Finds the task to start next, for any worker; mn_plan_next_in_order() finds the first in order,
  * for when memory refuses the other or a queue is full. Returns whether there is one. */
@@ -299,7 +295,7 @@ mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s);
 int64_t
 mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w);
 
-/* ---- what was done and seen: mn_plan_may_start.c, mn_plan.c -------------------------- */
+/* ---- what was done and seen: mn_plan_start.c, mn_plan.c ------------------------------ */
 
 /* Records that a batch's block is about to be made. Its size is an estimate for the next ones. */
 void
@@ -330,18 +326,11 @@ mn_plan_is_news(struct mn_plan *p, uint64_t epoch, const int64_t *index, const u
 void
 mn_plan_learned(struct mn_plan *p, bool news);
 
-/* ---- idle workers: mn_plan_may_start.c ----------------------------------------------- */
+/* ---- idle workers: mn_plan_start.c --------------------------------------------------- */
 
 /* Returns when the engine must look again if nothing happens: at most nap_ns from now. */
 int64_t
 mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns);
-
-/* Returns whether work beyond the prefetch window may start. Such work takes memory that torch's
- * loader would not take. So a straggler must hold up the rest, or a worker must have been idle for
- * a while. Shorter stalls are noise of the machine and never end. Notes since when workers are
- * idle, if that was not noted yet. */
-bool
-mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f);
 
 /* Returns for how many nanoseconds the planned work that has not started keeps the workers busy,
  * beyond a reserve. Returns 1 while costs are unknown, INT64_MAX when no more batches are

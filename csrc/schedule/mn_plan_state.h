@@ -5,7 +5,7 @@
 #define MN_PLAN_STATE_H
 
 #include "base/mn_atomic.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 #include "schedule/mn_plan.h"
 
 #define MN_PLAN_BATCHES 4096u /* at least */
@@ -29,11 +29,11 @@ mn_plan_patience_ns(uint64_t batch_bytes)
 struct mn_plan_pace {
     uint32_t active;     /* workers that should exist, standby workers not counted */
     struct mn_plan_rows rows_of; /* of a batch that starts now */
-    uint64_t steady;     /* batches that may lie finished in memory; see mn_plan_may_start.c */
+    uint64_t steady;     /* batches that may lie finished in memory; see mn_plan_start.c */
     uint32_t cut_rows;   /* of the batch planned last */
     uint32_t cut_tasks;  /* its number of tasks; 0: no batch was planned */
     bool split;          /* tasks of whole batches are cut for splitting now */
-    unsigned revision;   /* mn_bytes_revision() that planned batches are cut by */
+    unsigned revision;   /* struct mn_costs_view, by which planned batches are cut */
 };
 
 /* Obstacles found when something was to be started or planned. */
@@ -102,13 +102,6 @@ mn_plan_tag(const struct mn_planned *q, uint32_t number)
     return q->sequence << 24 | number;
 }
 
-static inline struct mn_planned *
-mn_plan_tagged(const struct mn_plan *p, uint64_t tag, uint32_t *number)
-{
-    *number = (uint32_t)(tag & 0xffffff);
-    return mn_plan_at(p, tag >> 24);
-}
-
 /* Returns the ring slot that holds or would hold the batch. */
 struct mn_planned **
 mn_plan_place(const struct mn_plan *p, uint64_t sequence);
@@ -128,16 +121,11 @@ mn_planned_index(const struct mn_plan_batch *b)
 int64_t
 mn_plan_period(const struct mn_plan *p, const struct mn_plan_batch *b);
 
-/* Returns whether memory allows a task of the batch to start. held: set if the limit refuses it. */
-bool
-mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
-                      const struct mn_planned *q, enum mn_dispatch_why why, bool *held);
-
 /* Returns the cost that counts when a task of cost_ns is judged to be slow. */
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
 
-/* ---- mn_plan_locality.c: neighbours kept together --------------------------------------- */
+/* ---- neighbours kept together ------------------------------------------------------------ */
 
 /* A piece is a run of tasks of one batch that one worker is meant to make. They belong to one chain
  * and, where that is known to be cheaper, to one home. */

@@ -3,9 +3,7 @@
  */
 #include "schedule/policy_autoscale.h"
 
-#include <string.h>
-
-#include "schedule/policy_arithmetic.h"
+#include "base/mn_base.h"
 
 /* A task that only waits still takes some CPU to start and report. */
 #define LEAST_NEED_MILLI 50
@@ -14,12 +12,6 @@
 #define BUSY_ENOUGH 800
 /* And busier than this it is the limit itself. */
 #define BUSY_MOST 950
-
-void
-mn_scaler_init(struct mn_scaler *w)
-{
-    memset(w, 0, sizeof(*w));
-}
 
 const char *
 mn_scaler_text(enum mn_scaler_reason reason)

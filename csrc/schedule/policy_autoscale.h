@@ -98,6 +98,7 @@ struct mn_scaler_decision {
     const char *text; /* one sentence, constant */
 };
 
+/* Zeroed memory is the state before the first update. */
 struct mn_scaler {
     int32_t starved;
     int32_t full;
@@ -114,9 +115,6 @@ struct mn_scaler {
     int32_t floor;       /* 0: none */
     int64_t floor_taken;
 };
-
-void
-mn_scaler_init(struct mn_scaler *w);
 
 /* One update. The caller carries out target and passes the count that it has reached to the
  * next. */

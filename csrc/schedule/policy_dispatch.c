@@ -6,8 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/mn_error.h"
-#include "schedule/policy_arithmetic.h"
+#include "base/mn_base.h"
 
 enum { BY_SLACK = 0, BY_COST = 1, BY_ORDER = 2, HEAPS = 3 };
 
@@ -207,12 +206,6 @@ mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
         *out = id;
     }
     return MN_OK;
-}
-
-void
-mn_dispatch_close(struct mn_dispatch *d, bool closed)
-{
-    d->closed = closed;
 }
 
 void

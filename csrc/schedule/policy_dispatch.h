@@ -4,10 +4,10 @@
  * Actors
  *   One caller (the plan, under the engine's mutex) inserts the tasks of coming batches. Whenever a
  *   worker is free, it asks for the task to start, and takes it out. A task is one sample, or a
- *   chunk of neighbouring cheap samples of one batch (policy_chunk.h), or, while neighbours are
- *   kept together, a piece of several chunks (mn_plan_locality.c). A task that is queued before a
- *   worker is free was chosen early. In simulation one task per worker queued ahead cost nothing,
- *   because the order itself rarely changes.
+ *   chunk of neighbouring cheap samples of one batch, or, while neighbours are kept together, a
+ *   piece of several chunks (mn_plan_start.c). A task that is queued before a worker is free was
+ *   chosen early. In simulation one task per worker queued ahead cost nothing, because the order
+ *   itself rarely changes.
  *
  * Slack
  *   period   predicted time between two batches (mn_dispatch_period)
@@ -38,7 +38,7 @@
  *      consumer is slow, and idling is right.)
  *   E: towards the end of the epoch, longest first; see below.
  *   I, E and the early starts of W are bounded by the memory of what lies finished
- *   (mn_plan_may_start.c), by the memory limit and by the end of the epoch.
+ *   (mn_plan_start.c), by the memory limit and by the end of the epoch.
  *   L: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
  *      (policy_ready.h). A slow task past it may start once its slack is that of an ordinary
  *      one of last_batch, or in E. It is started early and used when its turn has come.
@@ -54,7 +54,7 @@
  * The end of the epoch (costs known)
  *   Least slack starts a slow sample of the last batch about its excess before the end.
  *   That levels the workers only if cheap tasks are left to fill the gaps next to it. So the
- *   costliest task goes first once all tasks of the epoch are inserted (mn_dispatch_close), if
+ *   costliest task goes first once all tasks of the epoch are inserted (closed), if
  *   three conditions hold. Let c be the largest cost left and F the work left in tasks of at
  *   most c / MN_DISPATCH_SMALLER:
  *     F < P * c;
@@ -152,7 +152,7 @@ struct mn_dispatch {
     uint32_t count;
     uint32_t free;                  /* head of the free list, of nodes that were used */
     uint32_t unused;                /* nodes from here on were never used */
-    bool closed;
+    bool closed;                    /* by the caller: the epoch has no more tasks to come */
     struct mn_dispatch_rates rates;
     int64_t work_ns;                /* sum of the costs of all tasks held */
     int64_t class_ns[MN_DISPATCH_CLASSES];
@@ -183,10 +183,6 @@ mn_dispatch_init(struct mn_dispatch *d, void *memory, uint32_t capacity,
 int
 mn_dispatch_insert(struct mn_dispatch *d, const struct mn_dispatch_task *task,
                    uint32_t *node);
-
-/* Declares whether no more tasks will be inserted before the epoch is over. */
-void
-mn_dispatch_close(struct mn_dispatch *d, bool closed);
 
 /* Finds the task that should start now. Returns MN_OK; MN_FULL if none may (the window is full and
  * no worker is starved); MN_EMPTY if there is none. Changes nothing. */

@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-#include "schedule/policy_cost.h"
-
 void
 mn_locality_init(struct mn_locality *l)
 {

@@ -49,8 +49,8 @@
  * Groups
  *   While neighbours are kept together, a follower may cost more than halfway from the cheap
  *   followers to the firsts. It has then opened a group of its own. Each index remembers whether it
- *   followed, and whether it opened a group even so (policy_cost.h). Where such a sample follows,
- *   its group begins, and that is the place to change workers. A sampler that shuffles inside of
+ *   followed, and whether it opened a group even so. Where such a sample follows, its group begins,
+ *   and that is the place to change workers. A sampler that shuffles inside of
  *   groups makes these marks wrong. Their accuracy is counted on the followers that were kept in
  *   spite of their mark (one in eight). They are believed while most are right. If most indices of
  *   the order do not come right after the one before them, it probably shuffles. Then marks are not
@@ -90,6 +90,15 @@
 #define MN_LOCALITY_RIGHT 3
 #define MN_LOCALITY_PAIRS 16 /* pairs of neighbours in the order that count; also the most per
                               * batch */
+
+/* What is known of an index. */
+enum mn_cost_mark {
+    MN_COST_FOLLOWED = 1u << 0, /* one worker made it right after its neighbour */
+    MN_COST_OPENS = 1u << 1,    /* and it was expensive even so: it opens a group */
+    MN_COST_ABROAD = 1u << 2,   /* its known cost was not measured at its home */
+    MN_COST_APART = 1u << 3,    /* nor after its neighbour, before groups were known */
+    MN_COST_EARLY = 1u << 4,    /* measured after it, before groups were known */
+};
 
 enum mn_contrast_answer {
     MN_CONTRAST_UNKNOWN = 0,

@@ -6,8 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/mn_error.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 enum { PENDING = 0, FAST = 1, SLOW = 2, CHOSEN = 3, DELIVERED = 4 };
 

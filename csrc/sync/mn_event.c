@@ -3,9 +3,7 @@
  */
 #include "sync/mn_event.h"
 
-#include "base/mn_fault.h"
-#include "base/mn_error.h"
-#include "os/mn_clock.h"
+#include "base/mn_base.h"
 #include "os/mn_thread.h"
 
 /* Where the kernel refuses to wait (a sandbox), sleeps last this long. */

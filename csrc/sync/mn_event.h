@@ -76,7 +76,7 @@
 #include <stdint.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 #define MN_EVENT_AWAKE 0u
 #define MN_EVENT_ASLEEP 1u

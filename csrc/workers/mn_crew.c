@@ -9,44 +9,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_proc.h"
-
-/* ---- the executor: tells worker processes and native threads to start and exit ---- */
-
-static void
-zygote_check_table(struct mn_executor *self)
-{
-    struct mn_zygote *z = (struct mn_zygote *)self;
-    if (z->cmd >= 0) {
-        ssize_t n = write(z->cmd, "!", 1);
-        (void)n; /* full: it was told already; closed: its death is noticed elsewhere */
-        return;
-    }
-    for (uint32_t w = 0; w < z->shm.ctl->nworkers; w++) { /* threads: each serves itself */
-        mn_event_notify(&mn_worker_at(&z->shm, w)->event);
-    }
-}
-
-static bool
-zygote_gone(struct mn_executor *self)
-{
-    const struct mn_zygote *z = (const struct mn_zygote *)self;
-    return z->pidfd >= 0 && mn_proc_wait_pidfd(z->pidfd, 0) == 0;
-}
-
-static void
-zygote_end(struct mn_executor *self)
-{
-    (void)mn_proc_kill_pidfd(((const struct mn_zygote *)self)->pidfd, SIGKILL);
-}
-
-void
-mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd)
-{
-    struct mn_executor executor = {zygote_check_table, zygote_gone, zygote_end, pidfd >= 0};
-    *z = (struct mn_zygote){executor, *shm, pidfd, cmd};
-}
 
 /* ---- whether a dead worker is replaced ---- */
 
@@ -82,7 +46,7 @@ mn_respawn_pause_ms(const struct mn_respawn *r)
 int
 mn_crew_open(struct mn_crew *c, const struct mn_shm *shm, bool respawn)
 {
-    *c = (struct mn_crew){.shm = *shm, .respawn = respawn};
+    *c = (struct mn_crew){.shm = *shm, .zygote = -1, .command = -1, .respawn = respawn};
     c->members = calloc(shm->ctl->nworkers, sizeof(*c->members));
     return c->members != NULL ? 0 : -ENOMEM;
 }
@@ -91,7 +55,7 @@ void
 mn_crew_close(struct mn_crew *c)
 {
     free(c->members);
-    *c = (struct mn_crew){0};
+    c->members = NULL;
 }
 
 /* ---- deaths -------------------------------------------------------------------------- */
@@ -128,7 +92,7 @@ mn_crew_record_death(struct mn_crew *c, uint32_t worker, uint64_t now_ns)
     struct mn_member *m = &c->members[worker];
     bool stopping = mn_a32_load_acquire(&c->shm.ctl->stop) != 0;
     bool damaged = m->damage != MN_SOUND; /* it was counted when the damage was found */
-    bool asked = m->asked || !c->executor->processes; /* a thread's entry is trusted */
+    bool asked = m->asked || c->zygote < 0; /* a thread's entry is trusted */
     bool left = mn_a32_load_relaxed(&k->exit_request) != 0 && asked && !damaged;
     uint64_t tasks = mn_a64_load_relaxed(&k->tasks_done); /* it is gone: the count is final */
     int32_t status = (int32_t)mn_a32_load_relaxed(&k->exit_status);
@@ -184,18 +148,6 @@ mn_crew_want(struct mn_crew *c, uint32_t worker)
     mn_a32_store_seqcst(&mn_worker_at(&c->shm, worker)->state, MN_WORKER_WANTED);
 }
 
-bool
-mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker)
-{
-    return c->members[worker].wanted;
-}
-
-bool
-mn_crew_stays(const struct mn_crew *c, uint32_t worker)
-{
-    return c->members[worker].wanted && !c->members[worker].asked;
-}
-
 void
 mn_crew_retire(struct mn_crew *c, uint32_t worker)
 {
@@ -249,12 +201,6 @@ mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word, bool end)
     }
 }
 
-bool
-mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker)
-{
-    return c->members[worker].damage != MN_SOUND;
-}
-
 uint32_t
 mn_crew_crash_loop(const struct mn_crew *c)
 {
@@ -274,16 +220,6 @@ mn_crew_live(const struct mn_crew *c)
         live += c->members[w].wanted;
     }
     return live;
-}
-
-void
-mn_crew_lose_executor(struct mn_crew *c, bool hung)
-{
-    if (mn_a32_load_relaxed(&c->lost) == 0) {
-        c->wakes.all_sleepers = true;
-        c->hung = hung;
-        mn_a32_store_relaxed(&c->lost, 1);
-    }
 }
 
 void
@@ -313,8 +249,9 @@ notify_worker(const struct mn_crew *c, uint32_t w)
            && mn_event_notify(&k->event);
 }
 
-void
-mn_crew_notify(const struct mn_crew *c, uint32_t n)
+/* Wakes up to n sleeping workers that may find tasks. */
+static void
+notify_some(const struct mn_crew *c, uint32_t n)
 {
     uint32_t workers = c->shm.ctl->nworkers;
     for (uint32_t w = 0; w < workers && n != 0; w++) { /* own queues come first */
@@ -343,6 +280,20 @@ mn_crew_take_wakes(struct mn_crew *c)
     return due;
 }
 
+/* Threads serve themselves, each woken by its own event. */
+static void
+tell_executor(const struct mn_crew *c)
+{
+    if (c->command >= 0) {
+        ssize_t n = write(c->command, "!", 1);
+        (void)n; /* full: it was told already; closed: its death is noticed elsewhere */
+        return;
+    }
+    for (uint32_t w = 0; w < c->shm.ctl->nworkers; w++) {
+        mn_event_notify(&mn_worker_at(&c->shm, w)->event);
+    }
+}
+
 void
 mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
 {
@@ -350,8 +301,8 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
     if (due->engine) {
         (void)mn_event_notify_released(&c->shm.ctl->engine);
     }
-    if (due->executor && c->executor != NULL) {
-        c->executor->check_table(c->executor);
+    if (due->executor) {
+        tell_executor(c);
     }
     for (uint32_t w = 0; (due->leases || due->all_sleepers) && w < c->shm.ctl->nworkers; w++) {
         struct mn_worker *k = mn_worker_at(&c->shm, w);
@@ -367,7 +318,7 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
         mn_event_notify_always(&c->shm.ctl->trainer);
     }
     if (due->workers != 0) {
-        mn_crew_notify(c, due->workers);
+        notify_some(c, due->workers);
     }
 }
 
@@ -385,12 +336,6 @@ mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due)
 /* This many zygotes in a row that hang are an error: a function that the program has registered
  * for forks may hang in each. */
 #define HUNG_MOST 2u
-
-void
-mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard)
-{
-    *w = (struct mn_watch){.crew = crew, .guard = guard};
-}
 
 static void
 unlock(struct mn_watch *w)
@@ -506,7 +451,7 @@ expect_answer(struct mn_watch *w, bool owed, bool to_come)
     if (has_hung(w)) {
         w->hung++;
         w->unanswered = w->looks_without_start = 0; /* another zygote begins anew */
-        c->executor->end(c->executor);
+        (void)mn_proc_kill_pidfd(c->zygote, SIGKILL);
     }
 }
 
@@ -514,7 +459,7 @@ void
 mn_watch_look(struct mn_watch *w, uint64_t now_ns)
 {
     struct mn_crew *c = w->crew;
-    if (!c->executor->processes || mn_a32_load_relaxed(&c->lost) != 0
+    if (c->zygote < 0 || mn_a32_load_relaxed(&c->lost) != 0
         || mn_a32_load_acquire(&c->shm.ctl->stop) != 0) {
         return;
     }
@@ -526,9 +471,11 @@ mn_watch_look(struct mn_watch *w, uint64_t now_ns)
         w->looked_ns = now_ns;
         expect_answer(w, owed, is_to_come(c));
     }
-    if (c->executor->gone(c->executor)) {
+    if (mn_proc_ended(c->zygote)) {
         mn_mutex_lock(w->guard);
-        mn_crew_lose_executor(c, w->hung >= HUNG_MOST); /* else another may start */
+        c->wakes.all_sleepers = true;
+        c->hung = w->hung >= HUNG_MOST; /* else another may start */
+        mn_a32_store_relaxed(&c->lost, 1);
         unlock(w);
     }
 }

@@ -7,8 +7,8 @@
  *
  *   EXITED - mn_crew_exited -> mn_crew_record_death -> (tasks, leases) -> mn_crew_swept - SWEPT
  *
- * An executor makes and reaps the workers: a zygote that forks processes, threads that serve
- * themselves, or a test's fake. It is told to check the table, and asked whether it lives.
+ * An executor makes and reaps the workers: a zygote that forks processes, or threads that serve
+ * themselves. It is told to check the table; a zygote is asked whether it lives, too.
  *
  * Lock. None of its own: all functions need the owner's lock unless they say otherwise, and make
  * no system call under it. So wake-ups are noted (mn_wakes), taken under the lock, and made
@@ -29,7 +29,7 @@
 
 #include "os/mn_thread.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks_and_retries.h"
+#include "workers/mn_tasks.h"
 
 /* ---- Whether a dead worker is replaced, and after which pause ----
  *
@@ -42,7 +42,7 @@
  *   A death after a finished task begins anew. A series of deaths without one is a crash loop.
  *   The pause before the next worker is none, then MN_RESPAWN_PAUSE_FIRST_MS, and doubles up
  *   to MN_RESPAWN_PAUSE_MOST_MS. The series has no end here: if the workers die while they run
- *   a task, it ends with that task's attempts (mn_tasks_and_retries.h).
+ *   a task, it ends with that task's attempts (mn_tasks.h).
  *   Workers that die while they start have no task. After MN_RESPAWN_DEATHS of them in a row,
  *   over a time, the place is not filled again. The time is MN_RESPAWN_NS, or
  *   MN_RESPAWN_KILLED_NS if the last one was killed. A worker that the system would not make
@@ -78,30 +78,22 @@ struct mn_respawn_death {
     uint64_t now_ns;
 };
 
-struct mn_executor {
-    /* Check the table: a worker is WANTED, SWEPT or asked to exit. Called without locks. */
-    void (*check_table)(struct mn_executor *self);
-    /* Returns whether the executor is gone and will not check it any more. Called without locks. */
-    bool (*gone)(struct mn_executor *self);
-    /* Ends an executor that does not answer. */
-    void (*end)(struct mn_executor *self);
-    bool processes; /* its workers have processes of their own */
-};
-
 /* Wake-ups to make after the lock is released. Zeroed memory means none. */
 struct mn_wakes {
     bool engine;      /* the engine thread must look again */
     bool leases;      /* leases were answered */
-    bool executor;    /* the executor must check the table */
+    bool executor;    /* the executor must check the table: a worker is WANTED, SWEPT or asked to
+                       * exit */
     bool all_sleepers; /* after a death: also sleepers whose wake-up the dead worker had claimed */
     uint32_t workers; /* number of sleeping workers that may find tasks */
 };
 
 struct mn_crew {
     struct mn_shm shm;
-    struct mn_executor *executor; /* NULL: no workers can be made yet */
+    int zygote;          /* its pidfd, which the owner sets; -1: none, workers are threads */
+    int command;         /* write end of its pipe: one byte means "check the table"; -1: none */
     struct mn_member {
-        uint32_t damage; /* enum mn_damage: it is to be ended for this */
+        uint32_t damage; /* enum mn_damage: it is to be ended for this, and still exists */
         struct mn_respawn respawn; /* what its deaths say about the next one */
         bool wanted;     /* a worker exists or is to come, whatever its entry says */
         bool asked;      /* to exit, by the trainer: its entry may say anything */
@@ -157,14 +149,6 @@ mn_crew_ask_to_exit(struct mn_crew *c, uint32_t worker, enum mn_exit_request how
 void
 mn_crew_want(struct mn_crew *c, uint32_t worker);
 
-/* Returns whether this place has or will have a worker, whatever its entry says. */
-bool
-mn_crew_is_wanted(const struct mn_crew *c, uint32_t worker);
-
-/* Returns whether it does, and the worker was not asked to exit. */
-bool
-mn_crew_stays(const struct mn_crew *c, uint32_t worker);
-
 /* The user ends this worker: it will not be replaced. */
 void
 mn_crew_retire(struct mn_crew *c, uint32_t worker);
@@ -186,17 +170,9 @@ mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
 void
 mn_crew_late(struct mn_crew *c, uint32_t worker, uint64_t word, bool end);
 
-/* Returns whether a worker was ended for damage and still exists. */
-bool
-mn_crew_is_damaged(const struct mn_crew *c, uint32_t worker);
-
 /* Returns the number of workers that may still finish a task. */
 uint32_t
 mn_crew_live(const struct mn_crew *c);
-
-/* The executor is gone, by itself or because it hung: wakes the waiting threads. */
-void
-mn_crew_lose_executor(struct mn_crew *c, bool hung);
 
 /* Another executor has taken the place of one that is gone. */
 void
@@ -210,26 +186,9 @@ mn_crew_take_wakes(struct mn_crew *c);
 void
 mn_crew_wake(const struct mn_crew *c, const struct mn_wakes *due);
 
-/* Wakes up to n sleeping workers that may find tasks. Call it without the lock. */
-void
-mn_crew_notify(const struct mn_crew *c, uint32_t n);
-
 /* Wakes every worker, whatever it waits for. Call it without the lock. */
 void
 mn_crew_notify_all(const struct mn_crew *c);
-
-/* ---- executors ------------------------------------------------------------------------ */
-
-/* A zygote, or threads, which are woken by their own events and cannot be gone. */
-struct mn_zygote {
-    struct mn_executor executor;
-    struct mn_shm shm;
-    int pidfd; /* of the zygote; -1: none */
-    int cmd;   /* write end of its pipe: one byte means "check the table"; -1: threads */
-};
-
-void
-mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd);
 
 /* ---- the trainer's own observation of workers' processes ----
  *
@@ -245,21 +204,19 @@ mn_zygote_init(struct mn_zygote *z, const struct mn_shm *shm, int pidfd, int cmd
  * not watched.
  */
 
+/* Zeroed but for the first two. */
 struct mn_watch {
     struct mn_crew *crew;
     struct mn_mutex *guard;
     uint64_t looked_ns;   /* time of the last look at all workers */
-    /* Numbers of looks in a row without a new process of the executor: */
+    /* Numbers of looks in a row without a new process of the zygote: */
     uint32_t unanswered;          /* at which it owed an answer */
     uint32_t looks_without_start; /* at which a worker was to be started */
     uint32_t starts_seen;         /* processes that it had started at that time */
     uint32_t hung; /* zygotes in a row that were ended because they hung */
 };
 
-void
-mn_watch_init(struct mn_watch *w, struct mn_crew *crew, struct mn_mutex *guard);
-
-/* Checks which processes live, and whether their executor answers. Call it before each round of
+/* Checks which processes live, and whether the zygote answers. Call it before each round of
  * sweeps, without guard. */
 void
 mn_watch_look(struct mn_watch *w, uint64_t now_ns);

@@ -11,7 +11,7 @@
  *   ctl      one page: sizes, stop word, the two events of the trainer
  *   workers  one entry a worker slot: liveness, event, lease, what it runs
  *   tasks    fixed descriptors; a task is a run of neighbouring rows of one block
- *   queues    claim order: rings of (generation, task) entries, see mn_runqueue.h
+ *   queues    claim order: rings of (generation, task) entries, see mn_tasks.h
  *   input    blocks: the rows of one batch, their indices, one report a row
  *   arena    rows of delivered fields, and what workers have leased
  *
@@ -59,7 +59,7 @@
 #include <stdint.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 #include "sync/mn_event.h"
 
 #define MN_PAGE 4096u
@@ -274,7 +274,7 @@ struct mn_worker {
     /* A process's parent writes owner, tid and exit_status; the worker writes owner, too. A thread
      * writes its own. The trainer reads them at any time, for statistics and to see which process
      * is there: relaxed, except owner. */
-    mn_a64 owner; /* starts << 32 | pid, see mn_worker_take_entry */
+    mn_a64 owner; /* starts << 32 | pid; taken in py/types/mn_segment_type.c */
     mn_a32 tid;     /* the thread that works; 0: the process's first */
     uint16_t began;   /* worker, before READY: 1; trainer, before SWEPT: 0 */
     uint16_t pause_ms; /* trainer, before SWEPT: pause before the next one is forked */
@@ -328,25 +328,6 @@ mn_worker_set_owner(struct mn_worker *k, uint32_t starts, uint32_t pid)
     mn_a64_store_release(&k->owner, (uint64_t)starts << 32 | pid);
 }
 
-/* Notes which process is this start of the entry. The worker and its parent both do so. If the
- * parent has died before it could, the next zygote calls mn_worker_give_up_entry() instead. All of
- * them exchange the same word, so the first wins: false, if the next zygote did. */
-static inline bool
-mn_worker_take_entry(struct mn_worker *k, uint32_t starts, uint32_t pid)
-{
-    uint64_t seen = (uint64_t)starts << 32, mine = seen | pid;
-    return mn_a64_cas_acqrel(&k->owner, &seen, mine) || seen == mine;
-}
-
-/* Counts a start that no process took. True: a process that tries to take it now is refused. False:
- * a process has taken the entry. */
-static inline bool
-mn_worker_give_up_entry(struct mn_worker *k)
-{
-    uint64_t seen = mn_a64_load_acquire(&k->owner);
-    return (uint32_t)seen == 0 && mn_a64_cas_acqrel(&k->owner, &seen, seen + (UINT64_C(1) << 32));
-}
-
 /* Returns the task that a worker has begun, and when. A snapshot only: the task may just be over.
  * Returns false if there is none or the entry makes no sense. */
 static inline bool
@@ -356,13 +337,6 @@ mn_worker_at_work(const struct mn_worker *k, uint32_t ntasks, uint32_t *task, ui
     *since_ns = mn_a64_load_relaxed(&k->since_ns);
     *task = (uint32_t)(running - 1);
     return *since_ns != 0 && running != 0 && running <= ntasks;
-}
-
-/* Returns whether a worker's entry says that it runs the task, or is about to claim it. */
-static inline bool
-mn_worker_says(const struct mn_worker *k, uint32_t task)
-{
-    return mn_a64_load_acquire(&k->running) == (uint64_t)task + 1; /* [A2], [A4] */
 }
 
 /* ---- queue -------------------------------------------------------------------------- */
@@ -468,17 +442,6 @@ static inline struct mn_worker *
 mn_worker_at(const struct mn_shm *shm, uint32_t w)
 {
     return (struct mn_worker *)(void *)(shm->base + shm->ctl->workers_off) + w;
-}
-
-/* Returns whether the entry of any worker except one names the task. */
-static inline bool
-mn_other_entry_names_task(const struct mn_shm *shm, uint32_t task, uint32_t but)
-{
-    uint32_t w = 0;
-    while (w < shm->ctl->nworkers && (w == but || !mn_worker_says(mn_worker_at(shm, w), task))) {
-        w++;
-    }
-    return w < shm->ctl->nworkers;
 }
 
 static inline struct mn_task *

@@ -2,8 +2,8 @@
 
 ``cost_hint(index, *, seed, epoch)`` predicts a cost. A dataset without it often holds its files as a
 list, one entry for each sample: paths, or tuples or dicts with paths in them (torchvision's folders,
-MONAI's data lists). Their sizes are known before any sample was made.
-csrc/schedule/policy_cost_by_bytes.h learns whether they say anything.
+MONAI's data lists). Their sizes are known before any sample was made. csrc/schedule/mn_costs.c
+learns whether they say anything.
 
 A dataset may offer ``locality_key(index)``: any hashable, equal for samples that are cheaper
 in succession because they share an opened file or another costly resource (a row group, a shard, a

@@ -269,7 +269,7 @@ def loads(data: bytes, buffers: list[Any]) -> Any:
 # ---- whether another worker than the one that made a sample may collate it --------------------
 #
 # A batch with a custom collate_fn is split over workers only if that changes nothing
-# (csrc/schedule/policy_chunk.h decides when). A sample must come out of a message bit for
+# (csrc/schedule/mn_costs.c decides when). A sample must come out of a message bit for
 # bit as it went in, including its memory order, on which sums may depend.
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)

@@ -181,7 +181,7 @@ who_waits_for_room_is_told_once(void)
     CHECK_EQ(mn_arena_alloc(&a, MIB / 2, &y), 0);
     mn_arena_free(&a, x, MIB / 4);
     CHECK(!mn_arena_room_came(&a)); /* no caller waits */
-    mn_arena_wait_for_room(&a, true);
+    a.room_waits = true;
     CHECK(!mn_arena_room_came(&a));
     mn_arena_free(&a, x + MIB / 4, MIB / 4);
     mn_arena_free(&a, y, MIB / 2);
@@ -201,7 +201,7 @@ free_memory_goes_back(void)
     set_up(&a, &f, &guard, 64 * MIB);
     CHECK_EQ(mn_arena_alloc(&a, 48 * MIB, &x), 0);
     mn_arena_free(&a, x, 48 * MIB);
-    mn_arena_wait_for_room(&a, true);
+    a.room_waits = true;
     while (mn_arena_trim(&a, now)) {
     }
     CHECK_EQ(f.discarded, 0);

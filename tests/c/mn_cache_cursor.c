@@ -6,8 +6,7 @@
 
 #include <pthread.h>
 
-#include "base/mn_error.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "mn_test.h"
 
 #define MIB (UINT64_C(1) << 20)

@@ -7,11 +7,11 @@
 #define _GNU_SOURCE
 #include "mn_rig.h"
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_autoscale.h"
 #include "engine/mn_engine_state.h"
-#include "os/mn_clock.h"
 #include "os/mn_proc.h"
+#include "os/mn_thread.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -88,7 +88,7 @@ tear_down(struct bench *s)
         die(s, i);
     }
     CHECK_EQ(mn_arena_used(&e->arena), 0);
-    CHECK_EQ(mn_extents_used(e->arena.records), 0);
+    rig_has_no_records(e);
     CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
     mn_engine_close(e);
 }
@@ -408,7 +408,7 @@ damage_by_the_dead_is_nobody_elses(void)
         CHECK_EQ(rig_run(&s.w[1], first), 0);
         take(&s, &s.b);
         CHECK_EQ(mn_engine_next(e, 0, &sequence, &off), MN_NEXT_TIMEOUT);
-        CHECK(!mn_crew_is_damaged(&e->crew, 0));
+        CHECK_EQ(e->crew.members[0].damage, MN_SOUND);
         CHECK_EQ(claim(&s.w[0]), task);
         CHECK_EQ(rig_run(&s.w[0], task), 0);
         take(&s, &s.other);
@@ -431,7 +431,7 @@ lease_with(uint64_t used_end, uint64_t want, bool sound)
     mn_a32_store_seqcst(&k->lease_state, MN_LEASE_WANT);
     (void)rig_step(e);
     CHECK(mn_a32_load_acquire(&k->lease_state) != MN_LEASE_WANT);
-    CHECK_EQ(mn_crew_is_damaged(&e->crew, 0), !sound);
+    CHECK_EQ(e->crew.members[0].damage == MN_SOUND, sound);
     CHECK_EQ(mn_a32_load_acquire(&k->exit_request) == 0, sound);
     CHECK(sound || mn_arena_used(&e->arena) == before);
     tear_down(&s);
@@ -549,7 +549,7 @@ close_with(struct mn_engine *e, pid_t zygote)
 {
     CHECK_EQ(kill(zygote, SIGKILL), 0);
     CHECK_EQ(end_of(zygote), SIGKILL);
-    close(e->zygote.pidfd);
+    close(e->crew.zygote);
     mn_engine_close(e);
 }
 
@@ -569,7 +569,7 @@ an_entry_that_lies_about_its_death(void)
     struct mn_engine *e = set_up(&s, false, 1);
     struct mn_worker *k = s.w[0].side.me;
     pid_t zygote = put_process(&s, 1), worker = put_process(&s, 0);
-    mn_zygote_init(&e->zygote, &e->shm, mn_proc_pidfd(zygote), -1);
+    e->crew.zygote = mn_proc_pidfd(zygote);
     plan_both(&s);
     uint32_t task = claim(&s.w[0]);
     mn_watch_look(&e->watch, SECOND_NS);

@@ -1,11 +1,13 @@
-/* Workers' table, tasks and leases without an engine: a fake executor, no process.
+/* Workers' table, tasks and leases without an engine: a fake zygote, no process.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include "base/mn_error.h"
+#include <fcntl.h>
+
+#include "base/mn_base.h"
 #include "mn_test.h"
 #include "workers/mn_crew.h"
-#include "workers/mn_arena_leases.h"
+#include "workers/mn_tasks.c"
 
 #define TASKS 8u
 #define WORKERS 3u
@@ -27,49 +29,53 @@ struct table {
     char pages[MN_PAGE]; /* so that records and rows begin on a page */
 };
 
-/* Reaps swept workers, and makes wanted ones. */
-struct fake {
-    struct mn_executor executor;
+/* Stands in for a zygote: reaps swept workers, and makes wanted ones. */
+static struct fake {
     struct mn_shm shm;
-    uint32_t looks, made, ended;
+    int told; /* the read end of its pipe */
+    uint32_t made, ended;
     bool gone;
     bool unready; /* workers that it makes never become READY */
-};
+} fake;
 
 static void
-fake_check_table(struct mn_executor *self)
+fake_check_table(void)
 {
-    struct fake *f = (struct fake *)self;
-    f->looks++;
     for (uint32_t w = 0; w < WORKERS; w++) {
-        struct mn_worker *k = mn_worker_at(&f->shm, w);
+        struct mn_worker *k = mn_worker_at(&fake.shm, w);
         uint32_t state = mn_a32_load_acquire(&k->state);
         bool again = state == MN_WORKER_SWEPT && k->respawn;
         if (again || state == MN_WORKER_WANTED) {
-            f->made++;
-            k->began = !f->unready;
-            mn_a32_store_seqcst(&k->state, f->unready ? MN_WORKER_STARTING : MN_WORKER_READY);
+            fake.made++;
+            k->began = !fake.unready;
+            mn_a32_store_seqcst(&k->state, fake.unready ? MN_WORKER_STARTING : MN_WORKER_READY);
         }
     }
 }
 
-static bool
-fake_gone(struct mn_executor *self)
+bool
+__wrap_mn_proc_ended(int fd);
+int
+__wrap_mn_proc_kill_pidfd(int fd, int sig);
+
+bool
+__wrap_mn_proc_ended(int fd)
 {
-    return ((struct fake *)self)->gone;
+    CHECK_EQ(fd, fake.told);
+    return fake.gone;
 }
 
-static void
-fake_end(struct mn_executor *self)
+int
+__wrap_mn_proc_kill_pidfd(int fd, int sig)
 {
-    struct fake *f = (struct fake *)self;
-    f->gone = ++f->ended == 2; /* another takes the place of the first at once */
+    CHECK(fd == fake.told && sig == SIGKILL);
+    fake.gone = ++fake.ended == 2; /* another takes the place of the first at once */
+    return 0;
 }
 
 struct bench {
     struct table *t;
     struct mn_shm shm;
-    struct fake fake;
     struct mn_crew crew;
     struct mn_tasks tasks;
     uint64_t now_ns;
@@ -93,17 +99,22 @@ set_up(struct bench *s, uint32_t max_retries)
     }
     CHECK_EQ(mn_tasks_open(&s->tasks, &s->shm, max_retries), 0);
     CHECK_EQ(mn_crew_open(&s->crew, &s->shm, true), 0);
-    s->fake = (struct fake){{fake_check_table, fake_gone, fake_end, true}, .shm = s->shm};
-    s->crew.executor = &s->fake.executor;
+    int ends[2];
+    CHECK_EQ(pipe2(ends, O_NONBLOCK | O_CLOEXEC), 0);
+    fake = (struct fake){.shm = s->shm, .told = ends[0]};
+    s->crew.zygote = ends[0]; /* any descriptor: it is the fake that looks at it */
+    s->crew.command = ends[1];
     for (uint32_t w = 0; w < WORKERS; w++) {
         mn_crew_want(&s->crew, w);
     }
-    fake_check_table(&s->fake.executor);
+    fake_check_table();
 }
 
 static void
 tear_down(struct bench *s)
 {
+    (void)close(fake.told);
+    (void)close(s->crew.command);
     mn_crew_close(&s->crew);
     mn_tasks_close(&s->tasks);
     CHECK(munmap(s->t, sizeof(*s->t)) == 0);
@@ -125,6 +136,9 @@ die(struct bench *s, uint32_t w, int32_t status, bool only_it)
     struct mn_wakes due = mn_crew_take_wakes(&s->crew);
     CHECK(due.executor && due.all_sleepers);
     mn_crew_wake(&s->crew, &due);
+    char byte;
+    CHECK_EQ(read(fake.told, &byte, 1), 1);
+    fake_check_table();
     due = mn_crew_take_wakes(&s->crew);
     CHECK(!due.executor && !due.all_sleepers && !due.engine && !due.leases && due.workers == 0);
     return death;
@@ -246,25 +260,25 @@ who_dies_while_starting_for_seconds_is_not_replaced(void)
 {
     struct bench s;
     set_up(&s, 2);
-    s.fake.unready = true;
+    fake.unready = true;
     (void)die(&s, 1, 1, false); /* this one was READY */
     for (uint32_t death = 0; death < 20; death++) {
         (void)die(&s, 1, 1, false);
         s.now_ns += 149 * MS;
     }
     CHECK_EQ(mn_crew_live(&s.crew), 3);
-    s.fake.unready = false;
+    fake.unready = false;
     (void)die(&s, 1, 1, false); /* after 2980 ms, and the next one becomes READY */
-    s.fake.unready = true;
+    fake.unready = true;
     (void)die(&s, 1, 1, false);
     (void)die(&s, 1, 1, false);
     s.now_ns += 10000 * MS;
     (void)die(&s, 1, 1, false);
     CHECK_EQ(mn_crew_live(&s.crew), 3);
-    CHECK_EQ(s.fake.made, 3 + 25);
+    CHECK_EQ(fake.made, 3 + 25);
     (void)die(&s, 1, 1, false);
     CHECK_EQ(mn_crew_live(&s.crew), 2);
-    CHECK_EQ(s.fake.made, 3 + 25);
+    CHECK_EQ(fake.made, 3 + 25);
     tear_down(&s);
 }
 
@@ -275,7 +289,7 @@ who_has_worked_and_left_begins_another_row(void)
 {
     struct bench s;
     set_up(&s, 2);
-    s.fake.unready = true;
+    fake.unready = true;
     for (uint32_t death = 0; death < 3; death++) {
         (void)die(&s, 1, 1, false); /* the first was READY */
     }
@@ -286,7 +300,7 @@ who_has_worked_and_left_begins_another_row(void)
     CHECK_EQ(mn_crew_live(&s.crew), 2);
     s.now_ns += 40000 * MS;
     mn_crew_want(&s.crew, 1);
-    fake_check_table(&s.fake.executor);
+    fake_check_table();
     (void)die(&s, 1, 1, false);
     CHECK_EQ(mn_crew_live(&s.crew), 3);
     tear_down(&s);
@@ -298,7 +312,7 @@ who_is_killed_while_starting_is_replaced_for_longer(void)
 {
     struct bench s;
     set_up(&s, 2);
-    s.fake.unready = true;
+    fake.unready = true;
     (void)die(&s, 1, -15, false); /* this one was READY */
     for (uint32_t death = 0; death < 30; death++) {
         (void)die(&s, 1, death % 2 == 0 ? -9 : -15, false);
@@ -316,7 +330,7 @@ who_cannot_be_made_is_given_up_by_count(void)
 {
     struct bench s;
     set_up(&s, 2);
-    s.fake.unready = true;
+    fake.unready = true;
     (void)die(&s, 1, -9, false); /* this one was READY */
     for (uint32_t death = 0; death < 3; death++) {
         CHECK_EQ(mn_crew_live(&s.crew), 3);
@@ -336,7 +350,7 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_TIMES);
     CHECK_EQ(s.crew.death.pid, 1234);
     mn_crew_damaged(&s.crew, 2, MN_DAMAGE_LEASE);
-    CHECK(mn_crew_is_damaged(&s.crew, 2) && !mn_crew_is_damaged(&s.crew, 1));
+    CHECK(s.crew.members[2].damage != MN_SOUND && s.crew.members[1].damage == MN_SOUND);
     CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].exit_request), MN_EXIT_SHRINK);
     mn_a32_store_seqcst(&s.t->workers[2].state, MN_WORKER_EMPTY); /* says that there is no worker */
     CHECK_EQ(mn_crew_live(&s.crew), 3);
@@ -345,8 +359,8 @@ a_damaged_worker_is_told_to_leave_and_counted_once(void)
     CHECK_EQ(death.status, MN_STATUS_DAMAGED + MN_DAMAGE_TIMES);
     CHECK_EQ(death.pid, 1234);
     CHECK_EQ(s.crew.ndeaths, 1);
-    CHECK(!mn_crew_is_damaged(&s.crew, 2)); /* there is a new worker now */
-    CHECK_EQ(s.fake.made, 4);
+    CHECK_EQ(s.crew.members[2].damage, MN_SOUND); /* there is a new worker now */
+    CHECK_EQ(fake.made, 4);
     tear_down(&s);
 }
 
@@ -355,7 +369,7 @@ set_up_watch(struct bench *s, struct mn_mutex *guard, struct mn_watch *watch)
 {
     set_up(s, 2);
     CHECK_EQ(mn_mutex_init(guard), 0);
-    mn_watch_init(watch, &s->crew, guard);
+    *watch = (struct mn_watch){.crew = &s->crew, .guard = guard};
 }
 
 static void
@@ -367,7 +381,7 @@ a_lost_executor_is_told_once(void)
     set_up_watch(&s, &guard, &watch);
     mn_watch_look(&watch, 1000000000);
     CHECK(!mn_a32_load_relaxed(&s.crew.lost));
-    s.fake.gone = true;
+    fake.gone = true;
     mn_a32_store_seqcst(&s.t->ctl.stop, 1); /* it was told to stop */
     mn_watch_look(&watch, 1000000000);
     CHECK(!mn_a32_load_relaxed(&s.crew.lost));
@@ -376,8 +390,6 @@ a_lost_executor_is_told_once(void)
     mn_watch_look(&watch, 1000000000);
     CHECK(mn_a32_load_relaxed(&s.crew.lost) && !s.crew.hung);
     CHECK_EQ(mn_a32_load_acquire(&s.t->ctl.trainer.word), MN_EVENT_AWAKE);
-    mn_crew_lose_executor(&s.crew, true);
-    CHECK(!s.crew.hung && !mn_crew_take_wakes(&s.crew).all_sleepers);
     mn_mutex_fini(&guard);
     tear_down(&s);
 }
@@ -390,10 +402,10 @@ a_replaced_executor_is_watched_again(void)
     struct mn_watch watch;
     set_up_watch(&s, &guard, &watch);
     for (int i = 0; i < 2; i++) {
-        s.fake.gone = true;
+        fake.gone = true;
         mn_watch_look(&watch, 1000000000);
         CHECK(mn_a32_load_relaxed(&s.crew.lost) != 0);
-        s.fake.gone = false;
+        fake.gone = false;
         mn_crew_replace_executor(&s.crew);
         CHECK(mn_crew_take_wakes(&s.crew).engine);
         mn_watch_look(&watch, 1000000000);
@@ -417,7 +429,7 @@ an_executor_that_reaps_nobody_is_ended_once_it_has_begun(void)
     for (int i = 0; i < 100; i++) {
         mn_watch_look(&watch, now_ns += 1000000000);
     }
-    CHECK_EQ(s.fake.ended, 0);
+    CHECK_EQ(fake.ended, 0);
     mn_a32_store_release(&s.t->ctl.start, MN_START_FORKED);
     for (int i = 0; i < 9 + 10; i++) {
         if (i == 9) {
@@ -425,10 +437,10 @@ an_executor_that_reaps_nobody_is_ended_once_it_has_begun(void)
         }
         mn_watch_look(&watch, now_ns += 1000000000);
         mn_watch_look(&watch, now_ns + 1);
-        CHECK_EQ(s.fake.ended, 0);
+        CHECK_EQ(fake.ended, 0);
     }
     mn_watch_look(&watch, now_ns += 1000000000);
-    CHECK_EQ(s.fake.ended, 1);
+    CHECK_EQ(fake.ended, 1);
     mn_mutex_fini(&guard);
     tear_down(&s);
 }
@@ -455,7 +467,7 @@ an_executor_that_makes_nobody_is_ended(void)
         for (uint32_t i = 0; i < 3 * most[starts[n]]; i++) { /* what follows it hangs, too */
             mn_worker_set_owner(&s.t->workers[1], 1 + (i >= most[starts[n]] - 1), 0);
             mn_watch_look(&watch, now_ns += 1000000000);
-            CHECK_EQ(s.fake.ended, (i + 1) / most[starts[n]] - (i + 1 >= most[starts[n]]));
+            CHECK_EQ(fake.ended, (i + 1) / most[starts[n]] - (i + 1 >= most[starts[n]]));
             CHECK_EQ(mn_a32_load_relaxed(&s.crew.lost), i == 3 * most[starts[n]] - 1);
         }
         CHECK(s.crew.hung);
@@ -474,13 +486,13 @@ rings_go_to_who_may_take_the_task(void)
     for (uint32_t w = 0; w < WORKERS; w++) {
         mn_event_prepare_wait(&s.t->workers[w].event);
     }
-    mn_crew_notify(&s.crew, 3);
+    mn_crew_wake(&s.crew, &(struct mn_wakes){.workers = 3});
     for (uint32_t w = 0; w < WORKERS; w++) { /* no queue has a task */
         CHECK_EQ(mn_a32_load_acquire(&s.t->workers[w].event.word), MN_EVENT_ASLEEP);
     }
     uint32_t task = mn_tasks_take(&s.tasks, 64, MN_KIND_ROWS, 0, 1);
     CHECK_EQ(mn_tasks_publish(&s.tasks, task, MN_QUEUE_WORKER + 2), MN_OK);
-    mn_crew_notify(&s.crew, 1);
+    mn_crew_wake(&s.crew, &(struct mn_wakes){.workers = 1});
     CHECK_EQ(mn_a32_load_acquire(&s.t->workers[0].event.word), MN_EVENT_ASLEEP);
     CHECK_EQ(mn_a32_load_acquire(&s.t->workers[2].event.word), MN_EVENT_AWAKE);
     tear_down(&s);

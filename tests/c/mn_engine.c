@@ -12,7 +12,7 @@
 #include "engine/mn_shared_costs.h"
 #include "os/mn_proc.h"
 #include "os/mn_thread.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(60000000000)
@@ -306,7 +306,7 @@ static uint64_t
 take(struct mn_engine *e, uint64_t bytes)
 {
     uint64_t off;
-    CHECK_EQ(mn_extents_alloc(e->arena.rows, bytes, &off), 0);
+    CHECK_EQ(mn_arena_alloc(&e->arena, bytes, &off), 0);
     memset(mn_at(&e->shm, off), 1, bytes);
     return off;
 }
@@ -324,7 +324,7 @@ static void
 load_close(struct load *l)
 {
     for (uint32_t i = 0; i < l->n; i++) {
-        CHECK_EQ(mn_extents_free(l->e->arena.rows, l->off[i], l->bytes), 0);
+        mn_arena_free(&l->e->arena, l->off[i], l->bytes);
     }
 }
 
@@ -345,7 +345,7 @@ static void
 load_for(struct load *l, uint64_t ns, uint64_t step_ns)
 {
     for (uint64_t end = l->now_ns + ns; l->now_ns < end;) {
-        CHECK_EQ(mn_extents_free(l->e->arena.rows, l->off[l->oldest], l->bytes), 0);
+        mn_arena_free(&l->e->arena, l->off[l->oldest], l->bytes);
         pass_time(l, step_ns / 2); /* its place is free for half of the step */
         l->off[l->oldest] = take(l->e, l->bytes);
         l->oldest = (l->oldest + 1) % l->n;
@@ -372,7 +372,7 @@ what_a_load_does_not_need_goes_back(void)
     CHECK(mn_test_resident(fd) >= before + 100 * keep);
     for (int i = 0; i < 99; i++) {
         if (i != 50) {
-            CHECK_EQ(mn_extents_free(e->arena.rows, kept[i], keep), 0);
+            mn_arena_free(&e->arena, kept[i], keep);
         }
     }
     load_for(&l, SECOND * 5 / 8, SECOND / 20);
@@ -385,8 +385,8 @@ what_a_load_does_not_need_goes_back(void)
     for (uint64_t i = 0; i < keep; i++) { /* the neighbours of freed ranges are whole */
         CHECK(((char *)mn_at(&e->shm, kept[50]))[i] == 1);
     }
-    CHECK_EQ(mn_extents_free(e->arena.rows, kept[50], keep), 0);
-    CHECK_EQ(mn_extents_free(e->arena.rows, kept[99], keep), 0);
+    mn_arena_free(&e->arena, kept[50], keep);
+    mn_arena_free(&e->arena, kept[99], keep);
     load_close(&l);
     mn_engine_close(e);
     close(fd);
@@ -440,11 +440,11 @@ warm_memory_counts_against_the_limit(void)
     uint64_t off = take(e, 28 * MIB), more;
     load_for(&l, SECOND, SECOND / 20);
     more = take(e, 8 * MIB);
-    CHECK_EQ(mn_extents_free(e->arena.rows, off, 28 * MIB), 0);
+    mn_arena_free(&e->arena, off, 28 * MIB);
     load_for(&l, SECOND * 5 / 8, SECOND / 20);
     CHECK(used(e) + mn_arena_warm(&e->arena) <= 32 * MIB);
     CHECK(e->arena.trimmed_bytes != 0);
-    CHECK_EQ(mn_extents_free(e->arena.rows, more, 8 * MIB), 0);
+    mn_arena_free(&e->arena, more, 8 * MIB);
     load_close(&l);
     mn_engine_close(e);
 }
@@ -930,7 +930,7 @@ waiting_for_room_takes_no_ring_of_idle_workers(void)
     struct rig_block b;
     CHECK_EQ(rig_plan(&r, 1, &b), MN_OK);
     mn_event_prepare_wait(&w[1].side.me->event); /* idle, about to sleep */
-    mn_crew_notify(&e->crew, 1);
+    mn_crew_wake(&e->crew, &(struct mn_wakes){.workers = 1});
     CHECK_EQ(mn_a32_load_acquire(&w[1].side.me->event.word), MN_EVENT_AWAKE);
     mn_engine_dismiss(e); /* ends it, too */
     CHECK_EQ(mn_thread_join(&thread), 0);
@@ -1044,7 +1044,7 @@ end_crew(struct crew *c)
     }
     free(c->workers[0].done_rows);
     CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->arena.records), 0);
+    rig_has_no_records(e);
     bool held = c->nheld != 0;
     mn_engine_close(e);
     for (uint32_t i = 0; i < c->nheld; i++) {

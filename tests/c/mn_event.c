@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "mn_test.h"
 #include "os/mn_thread.h"
 #include "sync/mn_event.h"

@@ -4,7 +4,7 @@
 #define _GNU_SOURCE
 #include <string.h>
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "mn_test.h"
 #include "schedule/mn_plan_state.h"
 

@@ -8,11 +8,11 @@
 #ifndef MN_RIG_H
 #define MN_RIG_H
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
 #include "schedule/mn_plan_state.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 #include "mn_test.h"
 
 #define RIG_FIELDS 3u
@@ -26,6 +26,17 @@ rig_step(struct mn_engine *e)
     bool any = mn_engine_step(e);
     mn_engine_unlock(e);
     return any;
+}
+
+/* No record of a batch is left: all of their memory can be allocated at once. */
+static MN_UNUSED void
+rig_has_no_records(struct mn_engine *e)
+{
+    uint64_t off, bytes = e->shm.ctl->input_bytes;
+    mn_mutex_lock(&e->mutex);
+    CHECK_EQ(mn_arena_record(&e->arena, bytes, &off), 0);
+    mn_arena_free_record(&e->arena, off, bytes);
+    mn_mutex_unlock(&e->mutex);
 }
 
 /* Abandons a block. */

@@ -6,10 +6,9 @@
 #define _GNU_SOURCE
 #include "mn_test.h"
 
-#include "base/mn_fault.h"
-#include "base/mn_error.h"
-#include "workers/mn_runqueue.h"
+#include "base/mn_base.h"
 #include "os/mn_thread.h"
+#include "workers/mn_tasks.c"
 
 #define TASKS 48u
 #define WORKERS 4u

@@ -28,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 #define CHECK(cond)                                                                     \
     do {                                                                                \

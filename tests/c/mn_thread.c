@@ -5,7 +5,6 @@
 #include <pthread.h>
 
 #include "mn_test.h"
-#include "os/mn_clock.h"
 #include "os/mn_thread.h"
 
 struct facts {

@@ -10,7 +10,7 @@
 
 #include <poll.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_thread.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -197,7 +197,7 @@ close_nursery(struct nursery *n)
     mn_engine_stop(e);
     CHECK_EQ(mn_thread_join(&n->thread), 0);
     CHECK_EQ(e->tasks.nfree, e->shm.ctl->ntasks);
-    CHECK_EQ(mn_extents_used(e->arena.records), 0);
+    rig_has_no_records(e);
     /* The engine has swept all workers: not even a lease is left. */
     CHECK_EQ(mn_arena_used(&e->arena), 0);
     mn_engine_close(e);

@@ -113,8 +113,8 @@ def test_more_voxels_than_threads(emulated: Emulated, monkeypatch: pytest.Monkey
         ("cuda/mn_finish.cu", "recipe[1], step->number}", "recipe[1], 0}"),
         ("cuda/mn_finish.cu", "* 16 + element % 16", "* 16 + element % 4"),
         ("cuda/mn_finish.cu", "else if (job->which == 0)", "else"),
-        ("ops/mn_voxel.h", "(float)((double)v * factor)", "v * (float)factor"),
-        ("ops/mn_voxel.h", "v + (mean + std * normal)", "(v + mean) + std * normal"),
+        ("ops/mn_recipe.h", "(float)((double)v * factor)", "v * (float)factor"),
+        ("ops/mn_recipe.h", "v + (mean + std * normal)", "(v + mean) + std * normal"),
         ("ops/mn_normals_body.h", "box_muller)(&c0, &c1,", "box_muller)(&c1, &c0,"),
     ],
 )  # fmt: skip

@@ -104,10 +104,10 @@ ENVIRONMENT = os.environ | ({} if LIBRARY is None else {"MN_FUZZ_JPEG": LIBRARY.
 ENGINE = ("base", "os", "sync", "memory", "schedule", "workers", "engine")
 #: initial inputs, and the sources of csrc that the target needs
 TARGETS: dict[str, tuple[Callable[[], list[bytes]], tuple[str, ...]]] = {
-    "npy": (npy, ("ops/mn_npy*.c",)),
+    "npy": (npy, ()),
     "jpeg": (jpeg, ("ops/mn_jpeg.c", "ops/mn_kernels.c")),
     "envelope": (envelope, tuple(f"{part}/*.c" for part in ENGINE)),
-    "costs": (costs, ("schedule/mn_costs.c", "schedule/policy_*.c")),
+    "costs": (costs, ("schedule/policy_locality.c",)),
 }
 
 

@@ -255,7 +255,7 @@ def test_the_timeout_rests_once_the_distribution_does(values):
 
 
 def learned(model: policies.Cost, tail: bool) -> tuple[int, bool]:
-    """(timeout, tail) by the rule in policy_cost.h, from the same distribution."""
+    """(timeout, tail) by the rule in mn_costs.c, from the same distribution."""
     norm = model.quantile(500)
     if model.above(2 * norm) > 333:
         norm = model.quantile(900)

@@ -12,9 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mn_attr.h"
-#include "base/mn_error.h"
-#include "os/mn_clock.h"
+#include "base/mn_base.h"
+#include "os/mn_thread.h"
 
 #define TEXT(number) TEXT_OF(number)
 #define TEXT_OF(number) #number

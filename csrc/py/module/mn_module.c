@@ -11,18 +11,17 @@
 #include <unistd.h>
 
 #include "base/mn_atomic.h"
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "engine/mn_engine.h"
-#include "os/mn_clock.h"
 #include "os/mn_proc.h"
+#include "os/mn_thread.h"
 #include "py/module/mn_numpy.h"
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
 #include "schedule/mn_plan.h"
 #include "schedule/policy_autoscale.h"
-#include "schedule/policy_cost_by_bytes.h"
+#include "schedule/mn_costs.h"
 #include "schedule/policy_dispatch.h"
-#include "schedule/policy_cost_by_hint.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_records.h"
 

@@ -15,7 +15,7 @@
 #include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
 #include "os/mn_proc.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 
 struct mn_pending;
 

@@ -375,8 +375,7 @@ export_boxes(PyObject *object, PyObject *Py_UNUSED(args))
 {
     PyObject *list = PyList_New(0);
     if (list != NULL
-        && mn_filecache_each(&self_of(object)->pipeline->cache, MN_CACHED_BOXES, export_entry,
-                             list) < 0) {
+        && mn_filecache_each_boxes(&self_of(object)->pipeline->cache, export_entry, list) < 0) {
         Py_CLEAR(list);
     }
     return list;

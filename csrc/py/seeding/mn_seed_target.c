@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "base/mn_attr.h"
+#include "base/mn_base.h"
 
 #define MT_TOP_BIT 0x80000000u
 

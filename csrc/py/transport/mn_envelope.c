@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "os/mn_memfd.h"
 #include "workers/mn_records.h"
 

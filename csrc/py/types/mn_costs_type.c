@@ -137,7 +137,7 @@ static PyObject *
 costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
     struct mn_costs *c = lock(self);
-    int64_t n = c->model.known, cursor = 0;
+    int64_t n = c->model.known;
     bool hinted = c->hint.scaled != 0;
     unlock(self);
     PyObject *saved =
@@ -145,15 +145,12 @@ costs_save(PyObject *self, PyObject *Py_UNUSED(ignored))
     if (saved == NULL) {
         return NULL;
     }
-    int64_t *index = (int64_t *)(void *)PyBytes_AS_STRING(PyTuple_GET_ITEM(saved, 0));
-    c = lock(self); /* cells only become known; those since then are left out */
-    int64_t filled =
-        mn_cost_save(&c->model, &cursor, n, index,
-                     (int64_t *)(void *)PyBytes_AS_STRING(PyTuple_GET_ITEM(saved, 1)));
-    if (hinted) {
-        mn_hint_save(&c->hint, filled, index,
-                     (float *)(void *)PyBytes_AS_STRING(PyTuple_GET_ITEM(saved, 2)));
+    void *place[3];
+    for (int i = 0; i < 3; i++) {
+        place[i] = PyBytes_AS_STRING(PyTuple_GET_ITEM(saved, i));
     }
+    /* Indices only become known; those since then are left out. */
+    (void)mn_costs_save(lock(self), n, place[0], place[1], hinted ? place[2] : NULL);
     unlock(self);
     return saved;
 }
@@ -172,7 +169,7 @@ costs_slowest(PyObject *self, PyObject *arg)
         return NULL;
     }
     most = most < 0 ? 0 : most < MOST_SLOWEST ? most : MOST_SLOWEST;
-    int64_t n = mn_cost_slowest(&lock(self)->model, most, index, wall);
+    int64_t n = mn_costs_slowest(lock(self), most, index, wall);
     unlock(self);
     PyObject *out = PyList_New(0);
     for (Py_ssize_t i = 0; out != NULL && i < n; i++) {
@@ -197,15 +194,8 @@ costs_load(PyObject *self, PyObject *args)
     int64_t n = b[0].len / 8, taken = -1;
     bool hinted = b[2].len != 0;
     if (b[0].len == b[1].len && b[0].len % 8 == 0 && (!hinted || b[2].len == 4 * n)) {
-        struct mn_costs *c = lock(self);
-        taken = mn_cost_load(&c->model, n, b[0].buf, b[1].buf);
-        c->since = 0;
-        if (hinted && mn_costs_hinted(c) == 0) { /* else they are learned again */
-            mn_hint_load(&c->hint, n, b[0].buf, b[2].buf);
-            if (error[0] >= 0.0) {
-                mn_hint_load_errors(&c->hint, error);
-            }
-        }
+        taken = mn_costs_load(lock(self), n, b[0].buf, b[1].buf, hinted ? b[2].buf : NULL,
+                              error[0] >= 0.0 ? error : NULL);
         unlock(self);
     }
     for (int i = 0; i < 3; i++) {
@@ -280,51 +270,38 @@ answer(enum mn_contrast_answer a)
 static PyObject *
 costs_summary(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    struct mn_costs *c = lock(self);
-    long long q[5];
+    const struct mn_costs *c = lock(self);
+    long long ns[5];
     static const int permille[5] = {500, 750, 900, 990, 995};
     for (int i = 0; i < 5; i++) {
-        q[i] = mn_histogram_quantile(&c->model.wall, permille[i]);
+        ns[i] = mn_costs_quantile(c, permille[i]);
     }
-    double mean = c->model.mean_wall_ns;
-    long long known = c->model.known, timeout = c->timeout_ns;
-    long long collate = c->collate_ns, send = c->send_ns;
-    bool split = c->split;
-    struct mn_locality place = c->locality;
-    struct mn_hint hint = c->hint;
-    struct mn_bytes bytes = c->bytes;
-    unsigned long long samples = c->model.samples;
+    struct mn_costs_view v = mn_costs_look(c);
+    struct mn_costs_quality q = mn_costs_quality(c);
+    double mean = c->model.mean_wall_ns, each = c->locality.each_ns;
+    long long known = c->model.known, send = c->send_ns, sized = c->bytes.known;
+    unsigned long long samples = c->model.samples, hinted = c->hint.scaled + c->hint.zeros;
     unlock(self);
-    PyObject *slow = timeout == MN_SLOW_NEVER ? Py_NewRef(Py_None)
-                                              : PyLong_FromLongLong(timeout);
+    PyObject *slow = v.timeout_ns == MN_SLOW_NEVER ? Py_NewRef(Py_None)
+                                                   : PyLong_FromLongLong(v.timeout_ns);
     PyObject *sends = send < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(send);
-    PyObject *errors = hint.compared == 0 ? Py_NewRef(Py_None)
-                                          : Py_BuildValue("(ddd)", sqrt(hint.error[0]),
-                                                          sqrt(hint.error[1]),
-                                                          sqrt(hint.error[2]));
-    unsigned long long hinted = hint.scaled + hint.zeros;
-    double r[MN_HINT_PREDICTORS], off[MN_BYTES_PREDICTORS], alike[MN_BYTES_PREDICTORS];
-    for (int by = 0; by < MN_HINT_PREDICTORS; by++) {
-        r[by] = mn_moments_correlation(&hint.of[by]);
-    }
-    mn_bytes_quality(&bytes, off, alike);
+    PyObject *errors = isnan(q.hint_errors[0])
+                           ? Py_NewRef(Py_None)
+                           : Py_BuildValue("(ddd)", q.hint_errors[0], q.hint_errors[1],
+                                           q.hint_errors[2]);
+    const double *r = q.hint_correlations, *off = q.bytes_errors, *alike = q.bytes_correlations;
     return Py_BuildValue("{sK sL sd sL sL sL sL sL sN sL sN sO sO sO sL sL sd sd sK si sN s(ddd) sd"
                          " sL si s(ddd) s(ddd)}",
-                         "samples",
-                         samples, "known", known, "mean_ns", mean, "p50_ns", q[0], "p75_ns", q[1],
-                         "p90_ns", q[2], "p99_ns", q[3], "p995_ns", q[4], "slow_ns",
-                         slow, "collate_ns", collate, "send_ns", sends, "split",
-                         split ? Py_True : Py_False,
-                         "near", answer(place.near.answer), "home", answer(place.home.answer),
-                         "opening_ns", (long long)mn_locality_opening(&place), "away_ns",
-                         (long long)mn_locality_away(&place), "each_ns", place.each_ns, "group",
-                         mn_locality_length(&place), "hinted", hinted, "by",
-                         (int)mn_hint_best(&hint), "errors", errors, "correlations", r[0], r[1],
-                         r[2], "hint_scale_ns",
-                         hint.scaled != 0 ? exp(hint.log_scale) : 0.0, "sized",
-                         (long long)bytes.known, "bytes_by", (int)mn_bytes_best(&bytes),
-                         "bytes_errors", off[0], off[1], off[2], "bytes_correlations", alike[0],
-                         alike[1], alike[2]);
+                         "samples", samples, "known", known, "mean_ns", mean, "p50_ns", ns[0],
+                         "p75_ns", ns[1], "p90_ns", ns[2], "p99_ns", ns[3], "p995_ns", ns[4],
+                         "slow_ns", slow, "collate_ns", (long long)v.collate_ns, "send_ns", sends,
+                         "split", v.split ? Py_True : Py_False, "near", answer(v.near), "home",
+                         answer(v.home), "opening_ns", (long long)v.opening_ns, "away_ns",
+                         (long long)v.away_ns, "each_ns", each, "group", v.group, "hinted", hinted,
+                         "by", (int)q.hint_by, "errors", errors, "correlations", r[0], r[1], r[2],
+                         "hint_scale_ns", q.hint_scale_ns, "sized", sized, "bytes_by",
+                         (int)q.bytes_by, "bytes_errors", off[0], off[1], off[2],
+                         "bytes_correlations", alike[0], alike[1], alike[2]);
 }
 
 static PyMethodDef costs_methods[] = {

@@ -5,8 +5,8 @@
 
 #include <stddef.h>
 
-#include "os/mn_clock.h"
 #include "os/mn_proc.h"
+#include "os/mn_thread.h"
 
 /* The longest sleep of next() before it checks for signals. A backstop: a signal to the main thread
  * ends the sleep by itself. */

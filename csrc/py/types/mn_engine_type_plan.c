@@ -1,7 +1,7 @@
 /* mn_engine_type_plan.c - the methods of Engine for static and for balanced scheduling.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "py/types/mn_engine_object.h"
 
 #include <errno.h>
@@ -305,7 +305,7 @@ const char mn_engine_plan_doc[] =
     "worker fetches and collates it. begins: None, or a byte for each row, not 0 where the\n"
     "dataset says that a group begins. spares: this many of the indices, at the end, are of\n"
     "other samples, which replace one that fails. hints: None, or a float32 for each row, finite\n"
-    "and not negative, from which costs are predicted (schedule/policy_cost_by_hint.h). For the\n"
+    "and not negative, from which costs are predicted (schedule/mn_costs.h). For the\n"
     "batch that was planned last it returns the sequence again and does nothing: an interrupt may\n"
     "have hidden the result from the caller.";
 

@@ -6,9 +6,9 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "py/seeding/mn_seed_mix.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 
 int
 mn_native_check(const struct mn_native_pipeline *p, const char **why)

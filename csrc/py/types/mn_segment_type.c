@@ -7,10 +7,10 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#include "base/mn_fault.h"
+#include "base/mn_base.h"
 #include "os/mn_memfd.h"
 #include "py/module/mn_state.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 
 static PyObject *
 segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -105,6 +105,25 @@ entry_not_started(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
     Py_RETURN_NONE;
 }
 
+/* Notes which process is this start of the entry. The worker and its parent both do so. If the
+ * parent has died before it could, the next zygote calls give_up_entry() instead. All of
+ * them exchange the same word, so the first wins: false, if the next zygote did. */
+static bool
+take_entry(struct mn_worker *k, uint32_t starts, uint32_t pid)
+{
+    uint64_t seen = (uint64_t)starts << 32, mine = seen | pid;
+    return mn_a64_cas_acqrel(&k->owner, &seen, mine) || seen == mine;
+}
+
+/* Counts a start that no process took. True: a process that tries to take it now is refused. False:
+ * a process has taken the entry. */
+static bool
+give_up_entry(struct mn_worker *k)
+{
+    uint64_t seen = mn_a64_load_acquire(&k->owner);
+    return (uint32_t)seen == 0 && mn_a64_cas_acqrel(&k->owner, &seen, seen + (UINT64_C(1) << 32));
+}
+
 PyDoc_STRVAR(claim_doc,
 "claim(number, starts, pid) -> bool: notes the process of an entry; the worker and its parent do\n"
 "so. False: the parent has died before it could, and this worker must end.");
@@ -119,7 +138,7 @@ segment_claim(PyObject *self, PyObject *args)
         return NULL;
     }
     MN_FAULT("zygote.claim");
-    return PyBool_FromLong(mn_worker_take_entry(k, starts, pid));
+    return PyBool_FromLong(take_entry(k, starts, pid));
 }
 
 PyDoc_STRVAR(adopt_doc,
@@ -131,7 +150,7 @@ static PyObject *
 entry_adopt(struct mn_segment *Py_UNUSED(s), struct mn_worker *k)
 {
     uint32_t state = mn_a32_load_acquire(&k->state);
-    if (state == MN_WORKER_STARTING && mn_worker_give_up_entry(k)) {
+    if (state == MN_WORKER_STARTING && give_up_entry(k)) {
         mn_a32_store_release(&k->state, MN_WORKER_WANTED);
         state = MN_WORKER_WANTED;
     }

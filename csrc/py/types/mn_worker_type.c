@@ -5,12 +5,12 @@
  * returns only for tasks that do: whole batches, results that do not fit rows, exceptions, stop.
  * Python then sends the result with finish().
  */
-#include "base/mn_error.h"
+#include "base/mn_base.h"
 #include "engine/mn_batches.h"
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
 #include "workers/mn_records.h"
-#include "workers/mn_worker.h"
+#include "workers/mn_tasks.h"
 
 #include <malloc.h>
 #include <string.h>
@@ -32,7 +32,7 @@ struct mn_worker_object {
     uint32_t indices_of;
     bool goes_on;         /* continue after a sample that has failed: Python handles that sample */
     bool thread;          /* a thread of the trainer: it manages its own entry
-                           * (workers/mn_worker.h) */
+                           * (workers/mn_tasks.h) */
     struct mn_native_part *native; /* makes the samples; NULL: Python does */
     bool holding;         /* `task` is RUNNING under us */
     uint32_t task;
