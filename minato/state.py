@@ -10,7 +10,7 @@ be made again and discarded.
 
 A sampler repeats its order from its generators (seeding/order_generators.py) and from the epoch
 that ``set_epoch`` gave it. A sampler whose order depends on anything else (a count of its own
-epochs, say) needs its own ``state_dict()``, see iterators/samplers.py. Otherwise the program
+epochs, say) needs its own ``state_dict()``, see iterators/position.py. Otherwise the program
 must restore it before it iterates over the loader. For the state of an iterable dataset:
 stateful.py.
 

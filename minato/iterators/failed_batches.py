@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch
 from .. import _core
 from .._core import Block, Engine
 from .._records import Loss
+from ..epoch_progress import Progress
 from ..errors import (
     LATE, Failure, LoaderFailure, WorkerLost, add_note, describe_death, late_message, text_of,
     warn,
@@ -28,8 +29,6 @@ from ..text import counted
 from ..workers.answers import BATCH
 from ..workers.on_error import FailedSample
 
-if TYPE_CHECKING:
-    from ..epoch_progress import Progress
 
 def unread(
     error: Exception, number: int, indices: Any, row0: int = 0, rows: int = 0
@@ -205,13 +204,6 @@ NAMED = 100
 FIRST = 5
 
 
-class Stands(Protocol):
-    """The part of ``position.Position`` that is used here."""
-
-    progress: Progress
-    sources: Sources
-
-
 class ErrorsAllowed:
     """Counts the failed samples, and raises the first failure when there are too many.
 
@@ -220,18 +212,14 @@ class ErrorsAllowed:
         latest: (index, error text, index of the replacement or None) of the last of them.
     """
 
-    def __init__(self, loader: Any, options: Options, position: Stands) -> None:
+    def __init__(self, loader: Any, options: Options) -> None:
         self.mode = options.on_error
         self.left_out = self.replaced = 0
         self.latest: deque[tuple[Any, str, Any]] = deque(maxlen=NAMED)
-        self._position = position
         self._max_errors = options.max_errors
-        self._first: tuple[Any, Failure] | None = None  # its epoch's progress, and the failure
-        self._batch_size: int | None = batch_size_of(loader)
-        if loader.batch_sampler is None:
-            self._batch_size = 1
+        self._batch_size = batch_size_of(loader) if loader.batch_sampler is not None else 1
         self._batches = self._asked = 0  # those amiss, and the samples asked for in them
-        self._untold: _Untold | None = None  # of the latest epoch with failures
+        self._epoch: _FailuresOfEpoch | None = None  # the latest epoch with failures
 
     def as_stats(self) -> dict[str, Any]:
         """Counts for stats()."""
@@ -241,14 +229,13 @@ class ErrorsAllowed:
             "latest": list(self.latest),
         }
 
-    def most(self) -> int:
+    def most(self, progress: Progress, sources: Sources) -> int:
         """How many samples of an epoch may fail. A share allows at least one; if the length of the
         epoch is unknown, it is a share of what was delivered."""
         if type(self._max_errors) is int:
             return self._max_errors
-        samples = _samples_of(self._position.sources, self._size())
+        samples = _samples_of(sources, self._size())
         if samples is None:
-            progress = self._position.progress
             per_unit = 1 if progress.unit == "sample" else self._size()
             samples = int((progress.count + 1) * per_unit)
         return max(1, int(self._max_errors * samples))
@@ -259,29 +246,22 @@ class ErrorsAllowed:
             return self._batch_size
         return self._asked / max(1, self._batches)
 
-    def take(self, batch: Amended) -> Any:
-        """The batch's data. Raises the epoch's first failure if the limit is exceeded."""
-        progress = self._position.progress
+    def take(self, batch: Amended, progress: Progress, sources: Sources) -> Any:
+        """The batch's data. Raises the epoch's first failure if the limit is exceeded. progress: of
+        the epoch; sources: its samplers."""
         self._batches, self._asked = self._batches + 1, self._asked + batch.asked
-        if self._untold is not None and self._untold.progress is not progress:
+        if self._epoch is None or self._epoch.progress is not progress:
             self.warn()
-        if self._untold is None:
-            self._untold = _Untold(progress)
+            self._epoch = _FailuresOfEpoch(progress, batch.amiss[0].failure)
         for one, index in zip(batch.amiss, batch.indices):
             progress.failed += 1
-            if one.replaced:
-                self.replaced += 1
-            else:
-                self.left_out += 1
+            self.replaced += one.replaced
+            self.left_out += not one.replaced
             text = str(one.failure.wrapper.exc_msg).strip().rpartition("\n")[2]
             self.latest.append((index, text, one.instead if one.replaced else None))
-            self._untold.add(index, text, one.replaced)
-            if self._first is None or self._first[0] is not progress:
-                self._first = progress, one.failure
-        if progress.failed > (most := self.most()):
-            assert self._first is not None
-            first = self._first[1]
-            self._untold = None  # the error tells
+            self._epoch.add(index, text, one.replaced)
+        if progress.failed > (most := self.most(progress, sources)):
+            first, self._epoch.told = self._epoch.first, True  # by the error
             text = (
                 f"{first.note}\nminato: {progress.failed} samples of this epoch failed, and "
                 f"max_errors={self._max_errors!r} allows {most}; this is the first. To tolerate more, "
@@ -292,18 +272,19 @@ class ErrorsAllowed:
 
     def warn(self) -> None:
         """Warns of the epoch's samples that failed, when it has ended or the program has left it."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            warn(untold.text())
+        epoch = self._epoch
+        if epoch is not None and not epoch.told:
+            epoch.told = True
+            warn(epoch.text())
 
 
-class _Untold:
-    """Samples of an epoch that were skipped or replaced, and of which no warning tells yet."""
+class _FailuresOfEpoch:
+    """Samples of an epoch that were skipped or replaced. told: a warning or an error has said so."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, progress: Progress, first: Failure) -> None:
+        self.progress, self.first, self.told = progress, first, False
         self._left_out = self._replaced = 0
-        self._first: list[str] = []
+        self._named: list[str] = []
         self._error = ""
 
     def add(self, index: Any, error: str, replaced: bool) -> None:
@@ -311,8 +292,8 @@ class _Untold:
         self._replaced += replaced
         self._left_out += not replaced
         self._error = self._error or error
-        if len(self._first) < FIRST:
-            self._first.append(text_of(index))
+        if len(self._named) < FIRST:
+            self._named.append(text_of(index))
 
     def text(self) -> str:
         """The warning."""
@@ -321,7 +302,7 @@ class _Untold:
         all_of_them = self._left_out + self._replaced
         samples = counted(all_of_them, "sample")
         return (
-            f"{samples} of this epoch failed ({done}); first indices: {', '.join(self._first)}. The "
+            f"{samples} of this epoch failed ({done}); first indices: {', '.join(self._named)}. The "
             f"first error: {self._error}. loader.stats()['failed'] has details."
         )
 

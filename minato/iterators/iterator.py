@@ -6,9 +6,8 @@ All derive from torch's ``_MultiProcessingDataLoaderIter``, because libraries te
 but do not run its constructor. They consist of parts that hold no reference to the iterator, so
 an iterator is destroyed with the last reference to it:
 
-``position.py``    the epoch, its seed, the delivered batches
-``planner.py``     from the sampler to the engine: look-ahead; ``window.py``: the prefetch window
-``next_epoch.py``  batches of the next epoch that are planned while this one ends
+``position.py``    the epoch, its seed, the delivered batches, the states of samplers
+``planner.py``     from the sampler to the engine: the prefetch window, the next epoch
 ``receiver.py``    from the engine to a batch: rows, messages, collating here, failures; batches that
                    were received early, pinned or copied if asked
 ``supervisor.py``  the workers: start, watch, end
@@ -20,7 +19,6 @@ import contextlib
 import os
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
@@ -38,7 +36,7 @@ from ..dataset_calls import fetches_batches
 from ..device.operators import split
 from ..device.send_ahead import DeviceStage, Pinner
 from ..device.provider import provider_for
-from ..epoch_progress import Progress
+from ..epoch_progress import Progress, title_of
 from ..errors import Failure
 from ..option_values import option
 from ..options import Options
@@ -57,12 +55,12 @@ from ..workers.threads import PythonPool, warn_of_generators
 from .across_iterators import memo_of
 from .dataset_hints import CostHints, groups_of
 from .failed_batches import Amended, ErrorsAllowed
-from .planner import Making, Planner
+from .planner import Making, Planner, Window, per_worker
 from .position import Position
-from .receiver import AtATime, CollatesHere, DeliveryQueue, Receiver
+from .receiver import CollatesHere, Receiver
 from .stats import export
 from .supervisor import Supervisor
-from .window import Window, per_worker
+from .trace import writer as trace_writer
 
 #: files whose functions may have an iterator in a local variable
 _OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, dataloader.__file__)
@@ -97,7 +95,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     _splits = False  # whether a batch with a collate_fn may be split over several workers
     _places = False  # whether a worker may place the samples of such a batch in rows
     _pinner: Pinner | None = None
-    _supervisor: Supervisor
+    _engine: _core.Engine
+    _supervisor: Supervisor  # once the workers were started
     _owner = 0  # process whose workers it has
     _awaits_first = True  # no batch has come yet
 
@@ -107,7 +106,9 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._options = options = Options.of(loader)
         self._provider = provider_for(options.device)  # before anything starts: it may fail
         memo.copies = None
-        self._position = position = Position(loader, memo, self._unit)
+        self._position = position = Position(
+            loader, memo, self._unit, ErrorsAllowed(loader, options)
+        )
         with position.taking_up():
             _BaseDataLoaderIter.__init__(self, loader)
         self._split = split(loader, self._provider)
@@ -125,21 +126,17 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
-        position.allowed = ErrorsAllowed(loader, options, position)
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
-        self._supervisor = supervisor = Supervisor(
-            loader, options, position, balanced=self._balanced
-        )
-        self._compose(loader, supervisor)
+        self._bounds = options.bounds(self._num_workers)
+        self._compose(loader)
         with memo.until_begun(loader):
             self._begin(loader, True)
-        export(self, supervisor)
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
-        """Makes the parts of this kind; the workers do not exist yet."""
+    def _compose(self, loader: Any) -> None:
+        """Makes the parts of this kind that exist before the workers do."""
 
-    def _new_engine(self, *, processes: bool = True) -> _core.Engine:
+    def _new_engine(self, loader: Any, *, processes: bool = True) -> _core.Engine:
         """An engine without workers. processes: they may be killed, and their samples tried again."""
         options, tries = self._options, self._balanced and processes
         retries = options.max_retries if tries else 0
@@ -147,36 +144,39 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         if options.memory_limit is not None:  # caches of this process leave it free
             promise(parse_bytes(options.memory_limit))
         limit = options.memory_bytes(self._num_workers)
-        more = self._engine_options()
+        more = self._engine_options(loader)
         with explained():
             return _core.Engine(
                 self._num_workers, retries, respawn, limit,
-                processes=processes, title=self._supervisor.title, **more,
+                processes=processes, title=title_of(loader), **more,
             )  # fmt: skip
 
-    def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
-        supervisor.start(lambda: self._make_pool(loader))
+    def _start_workers(self, loader: Any) -> None:
+        """Starts workers for the engine. If that fails, the iterator has no owner and is made anew
+        when it is used again."""
+        options, position = self._options, self._position
+        trace_writer()  # first: if its file cannot be made, no worker is left behind
+        self._supervisor = supervisor = Supervisor(
+            loader, options, position, self._make_pool(loader), balanced=self._balanced,
+            displacement=self._displacement(),
+        )  # fmt: skip
+        supervisor.start(loader)
         copied = isinstance(supervisor.pool, (Pool, RemotePool)) and self._persistent_workers
-        options = self._options
-        self._position.dataset_epochs.workers_start(
-            copied, options.static, options.prefetch_next_epoch
-        )
+        position.dataset_epochs.workers_start(copied, options.static, options.prefetch_next_epoch)
         if self._pin_memory or self._provider is not None:
             try:
                 self._start_pinner(supervisor)
             except BaseException:
                 self._shutdown_workers()
                 raise
-
-    def _start_first(self, loader: Any) -> None:
-        """Starts the workers of a new iterator. If that fails, the iterator has no owner and is
-        made anew when it is used again."""
-        self._start_workers(loader, self._supervisor)
+        export(self, supervisor)
         self._owner = os.getpid()
 
+    def _displacement(self) -> Callable[[], dict[str, float]] | None:
+        """How far samples move; None if they do not. The result holds no reference to this."""
+        return None
+
     def _start_pinner(self, supervisor: Supervisor) -> None:
-        if self._pinner is not None:
-            supervisor.before_stop.remove(self._pinner.close)
         pinner = Pinner(self._pin_memory_device) if self._provider is None else self._stage()
         self._pinner = pinner
         supervisor.before_stop.insert(0, pinner.close)
@@ -202,7 +202,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return Job(
             memory=Memory(self._engine.segment, self._engine.fd),
             one_thread=not options.static,
-            num_workers=self._supervisor.bounds[2] if balanced else self._num_workers,
+            num_workers=self._bounds[2] if balanced else self._num_workers,
             base_seed=self._position.workers_seed,
             dataset_kind=self._dataset_kind,
             auto_collation=self._auto_collation,
@@ -225,7 +225,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             through=self._through,
         )
 
-    def _engine_options(self) -> dict[str, Any]:
+    def _engine_options(self, loader: Any) -> dict[str, Any]:
         return {}
 
     # ---- attributes of torch's iterator, for libraries and for stats --------------------------
@@ -234,8 +234,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     @property
     def _workers(self) -> list[WorkerHandle]:  # type: ignore[override]  # torch's is an attribute
-        pool = self._pool
-        return list(pool.handles) if pool is not None else []
+        return list(self._pool.handles)
 
     @property
     def _data_queue(self) -> Queue:  # type: ignore[override]
@@ -250,12 +249,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         raise NotImplementedError
 
     @property
-    def _pool(self) -> Executor | None:
+    def _pool(self) -> Executor:
         return self._supervisor.pool
-
-    @property
-    def _engine(self) -> _core.Engine:
-        return self._supervisor.engine
 
     @property
     def _progress(self) -> Progress:
@@ -325,7 +320,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         supervisor = self._supervisor
         if supervisor.living():
             costs = self._position.memo.costs
-            supervisor.watch.first_came(supervisor.engine, costs, self._first_indices())
+            supervisor.served.watch.first_came(self._engine, costs, self._first_indices())
 
     def _first_indices(self) -> Any:
         """Returns the indices of a batch's samples; None if they are not known."""
@@ -333,12 +328,13 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _allowed(self, amended: Amended) -> Any:
         """The data of a batch with failed samples, if max_errors allows that many."""
-        allowed, supervisor = self._position.allowed, self._supervisor
+        position, supervisor = self._position, self._supervisor
+        allowed = position.allowed
         assert allowed is not None
         try:
-            data = allowed.take(amended)
+            data = allowed.take(amended, position.progress, position.sources)
         except Exception:
-            self._position.errors += 1
+            position.errors += 1
             raise
         finally:
             if supervisor.living():
@@ -358,7 +354,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._grant(0)
-        if "_supervisor" in vars(self):  # else its start failed
+        if "_supervisor" in vars(self):
             self._supervisor.stop()
             self._position.ends()
 
@@ -376,34 +372,26 @@ class BalancedIterator(MinatoIterator):
     _planner: Planner
     _receiver: Receiver
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
+    def _compose(self, loader: Any) -> None:
         position, options = self._position, self._options
+        memo = position.memo
         self._offer = offer = offer_of(loader, self._dataset)
-        batched = loader._auto_collation
         alone = offer is not None or options.remote is not None
-        self._splits = batched and not alone and not fetches_batches(loader.dataset)
-        shape = self._shape_of(loader) if offer is None else offer.shape
-        queue: deque[list[Any]] = deque()
-        supervisor.before_stop.append(queue.clear)
+        self._splits = loader._auto_collation and not alone and not fetches_batches(loader.dataset)
+        self._shape = shape = self._shape_of(loader) if offer is None else offer.shape
+        self._transport = self._transport_of(shape)
+        processes = offer is None and options.worker_type != "thread"
+        self._engine = engine = self._new_engine(loader, processes=processes)
         hints = CostHints(
             loader.dataset,
             loader.collate_fn,
-            position.memo,
+            memo,
             ranks=position.ranks.for_seeds(),
             seeds=options.seeds,
         )
-        self._window = window = Window(
-            loader,
-            options,
-            position.memo.costs,
-            hinted=hints.given,
-            batch_size=self._batch_size_of(loader),
-            shared_buffers=position.memo.shared_buffers,
+        window = Window(
+            loader, options, memo, engine, hinted=hints.given, batch_size=self._batch_size_of(loader)
         )
-        transport = self._transport_of(shape)
-        processes = offer is None and options.worker_type != "thread"
-        supervisor.engine = engine = self._new_engine(processes=processes)
-        window.watch(engine)
         making = Making(
             seeds=options.seeds,
             native=offer is not None,
@@ -411,15 +399,21 @@ class BalancedIterator(MinatoIterator):
             replaces=options.on_error == REPLACE,
             goes_on=options.on_error != RAISE,
         )
-        groups = groups_of(loader)
-        self._planner = planner = self._planner_type(
-            engine, loader, position, transport, window, queue, hints, groups, making
+        self._planner = self._planner_type(
+            engine, loader, position, self._transport, window, hints, groups_of(loader), making
         )
-        collates = CollatesHere(engine, loader, position, shape)
-        forgets = not self._pin_memory and self._provider is None  # else errors may name indices
-        self._receiver = receiver = self._receiver_type(supervisor, planner, collates, forgets=forgets)
-        at_a_time = AtATime(transport if self._in_order else None, window)
-        self._delivery_queue = DeliveryQueue(engine, supervisor, receiver, queue, at_a_time)
+
+    def _start_workers(self, loader: Any) -> None:
+        super()._start_workers(loader)
+        planner, supervisor = self._planner, self._supervisor
+        supervisor.before_stop.append(planner.received.clear)
+        self._receiver = self._receiver_type(
+            supervisor,
+            planner,
+            CollatesHere(self._engine, loader, self._position, self._shape),
+            self._pinner,
+            in_order=self._in_order,
+        )
 
     def _batch_size_of(self, loader: Any) -> int:
         size: int = loader.batch_size or 1
@@ -440,10 +434,6 @@ class BalancedIterator(MinatoIterator):
             shape.doubt()
         return shape
 
-    def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
-        super()._start_workers(loader, supervisor)
-        self._delivery_queue.pinner = self._pinner
-
     def _make_pool(self, loader: Any) -> Executor:
         engine, workers, options = self._engine, self._num_workers, self._options
         if options.remote is not None:
@@ -456,10 +446,10 @@ class BalancedIterator(MinatoIterator):
             return super()._make_pool(loader)
         return NativePool(engine, workers, self._job(), self._offer)
 
-    def _engine_options(self) -> dict[str, Any]:
-        memo, bounds = self._position.memo, self._supervisor.bounds
+    def _engine_options(self, loader: Any) -> dict[str, Any]:
+        memo, bounds = self._position.memo, self._bounds
         return dict(
-            window=self._window.size(),
+            window=self._prefetch_factor * self._num_workers,
             in_order=self._in_order,
             costs=memo.costs,
             min_workers=bounds[0],
@@ -495,7 +485,7 @@ class BalancedIterator(MinatoIterator):
 
     def _finished(self) -> int:
         ready = self._engine.progress()["ready"] if self._living() else 0
-        return ready + len(self._delivery_queue.entries)
+        return ready + len(self._planner.received)
 
     # ---- an epoch --------------------------------------------------------------------------
 
@@ -507,13 +497,12 @@ class BalancedIterator(MinatoIterator):
                 self._IterableDataset_len_called = loader._IterableDataset_len_called
                 return
             self._grant(0)
-            self._delivery_queue.entries.clear()
             self._receiver.clear()
             planner.clear()
         with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
             indices = self._position.watched(self._indices(), self._progress)
-            start = partial(self._start_first, loader) if first_iter else None
+            start = partial(self._start_workers, loader) if first_iter else None
             goes_on = bool(option(loader, "prefetch_next_epoch"))
             planner.begin(indices, goes_on=goes_on, start=start)
         planner.go_on()
@@ -541,16 +530,16 @@ class BalancedIterator(MinatoIterator):
 
     def _next_batch(self) -> Any:
         """The next batch, or the Failure that takes its place."""
-        planner, delivery_queue = self._planner, self._delivery_queue
-        queue = delivery_queue.entries
+        planner, receiver = self._planner, self._receiver
+        queue = planner.received
         if queue:
             self._grant(0)  # its count included these batches
         else:
             if not planner.planned and not planner.draw.exhausted:
                 planner.fill()
-            if self._receiver.at_end():
+            if receiver.at_end():
                 self._has_ended()
-        got = delivery_queue.next()
+        got = receiver.next()
         assert got is not None  # at_end() was false
         batch, data = got
         exhausted = planner.draw.exhausted
@@ -561,9 +550,9 @@ class BalancedIterator(MinatoIterator):
         # A worker that failed at its start has made nothing, so nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
             progress.delivered(batch.number)
-        if queue and delivery_queue.pinner is None and not progress.beyond:
+        if queue and self._pinner is None and not progress.beyond:
             enough = -1 if exhausted else planner.refill_at
-            most = delivery_queue.need_nothing(planner.drawn_ahead() - enough - 1)
+            most = receiver.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
         return data
@@ -575,7 +564,7 @@ class BalancedIterator(MinatoIterator):
         except Exception:
             raise  # the sampler's error: in torch, the program gets no batch then
         except BaseException:
-            self._delivery_queue.put_back(got)
+            self._receiver.put_back(got)
             raise
 
     def _has_ended(self) -> NoReturn:

@@ -12,13 +12,13 @@ each batch is one of the sampler's, and only their order changes.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from .._core import Block
 from .._records import Loss
+from ..device.send_ahead import Pinner
 from ..errors import Failure, LoaderFailure
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
@@ -56,7 +56,7 @@ class UnitPlanner(Planner):
         """Counts, in batches: samples that are in no batch yet, and formed batches. Before the end,
         a rest that does not fill a batch does not count."""
         rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
-        return (-(-rows // size) if self.draw.exhausted else rows // size) + self.received()
+        return (-(-rows // size) if self.draw.exhausted else rows // size) + len(self.received)
 
     def plan_whole(self) -> None:
         """Has no effect: a sample that cannot be sent fails its batch."""
@@ -66,7 +66,7 @@ class UnitPlanner(Planner):
 
     def all_handed_out(self) -> bool:
         """Whether all planned batches were delivered."""
-        return not self.planned and not self.received()
+        return not self.planned and not self.received
 
     def formed(self, rows: int) -> None:
         """Records that this many rows are in a batch now."""
@@ -132,9 +132,15 @@ class ReadyReceiver(Receiver):
     planner: UnitPlanner
 
     def __init__(
-        self, supervisor: Supervisor, planner: UnitPlanner, collates: CollatesHere, *, forgets: bool
+        self,
+        supervisor: Supervisor,
+        planner: UnitPlanner,
+        collates: CollatesHere,
+        pinner: Pinner | None,
+        *,
+        in_order: bool,
     ) -> None:
-        super().__init__(supervisor, planner, collates, forgets=forgets)
+        super().__init__(supervisor, planner, collates, pinner, in_order=in_order)
         self._left: dict[int, int] = {}  # rows left of partly delivered batches
         self._entries: dict[int, dict[int, Entry]] = {}  # of the same batches, by row
         self.formed = 0  # batches of the epoch
@@ -169,6 +175,7 @@ class ReadyReceiver(Receiver):
 
     def clear(self) -> None:
         """Drops what was received of an abandoned epoch."""
+        super().clear()
         self._left.clear()
         self._entries.clear()
 
@@ -264,12 +271,12 @@ def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
     return [i for batch, row0, rows in what for i in batch.indices[row0 : row0 + rows]]
 
 
-def displacement(planner: UnitPlanner, queue: deque[list[Any]]) -> dict[str, float]:
+def displacement(planner: UnitPlanner) -> dict[str, float]:
     """How far samples moved from their positions in the sampler's order: maximum and mean, in
     batches."""
     most, moved = planner.engine.progress()["displaced"]
     formed = planner.position.progress.count
-    formed += sum(rows for what, _ in queue if what for _, _, rows in what)
+    formed += sum(rows for what, _ in planner.received if what for _, _, rows in what)
     return {"max": most, "mean": moved / max(1, formed)}
 
 
@@ -282,10 +289,8 @@ class ReadyIterator(BalancedIterator):
     _planner: UnitPlanner
     _receiver: ReadyReceiver
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
-        super()._compose(loader, supervisor)
-        entries = self._delivery_queue.entries
-        supervisor.served.displacement = partial(displacement, self._planner, entries)
+    def _displacement(self) -> Callable[[], dict[str, float]]:
+        return partial(displacement, self._planner)
 
     def _batch_size_of(self, loader: Any) -> int:
         size: int = loader.batch_sampler.batch_size
@@ -295,16 +300,16 @@ class ReadyIterator(BalancedIterator):
         self._mixes = not shape.whole
         return EngineTransport(shape, in_parts=self._mixes)
 
-    def _engine_options(self) -> dict[str, Any]:
-        return super()._engine_options() | {
-            "ready_batch": self._window.batch_size,
+    def _engine_options(self, loader: Any) -> dict[str, Any]:
+        return super()._engine_options(loader) | {
+            "ready_batch": self._batch_size_of(loader),
             "ready_bound": DISPLACEMENT,
             "ready_mixes": self._mixes,
         }
 
     @property
     def _rcvd_idx(self) -> int:  # type: ignore[override]
-        return -(-self._progress.count // self._window.batch_size)
+        return -(-self._progress.count // self._planner.window.batch_size)
 
     @property
     def _send_idx(self) -> int:  # type: ignore[override]
@@ -312,7 +317,7 @@ class ReadyIterator(BalancedIterator):
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
         super()._begin(loader, first_iter)
-        self._receiver.formed = self._progress.count // self._window.batch_size
+        self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
     def _next_batch(self) -> Any:
         """The next batch, or a Failure that the caller raises or unpacks."""
@@ -323,7 +328,7 @@ class ReadyIterator(BalancedIterator):
             progress.finished = True
             self._end_epoch()
             raise StopIteration
-        got = self._delivery_queue.next()
+        got = self._receiver.next()
         assert got is not None  # at_end() was false
         what, data = got
         if planner.drawn_ahead() <= planner.refill_at:

@@ -28,7 +28,7 @@ from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .failed_batches import Amended, note, unread
 from .iterator import WHOLE, MinatoIterator, Queue
 from .receiver import placed_batch, whole_batch
-from .supervisor import Supervisor, stay_at_exit
+from .supervisor import stay_at_exit
 
 #: stands for a batch that an earlier process has delivered
 _PASSED = object()
@@ -44,7 +44,7 @@ class StaticIterator(MinatoIterator):
 
     _balanced = False
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
+    def _compose(self, loader: Any) -> None:
         self._blocks: dict[int, _Sent] = {}  # by batch number
         self._markers: list[Block] = []  # resume markers of a new epoch, by worker
         #: states of a worker's dataset, from batches that are not delivered yet, and at its
@@ -61,17 +61,17 @@ class StaticIterator(MinatoIterator):
         if loader._auto_collation and not self._iterable and self._options.on_error == RAISE:
             warn_of_forwarded_getitems(loader.dataset)
 
-    def _engine_options(self) -> dict[str, Any]:
+    def _engine_options(self, loader: Any) -> dict[str, Any]:
         # each worker's window, the marker of a new epoch, and some for batches read late
         return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
 
-    def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
-        supervisor.engine = self._new_engine()
-        super()._start_workers(loader, supervisor)
+    def _start_workers(self, loader: Any) -> None:
+        self._engine = self._new_engine(loader)
+        super()._start_workers(loader)
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
         if first_iter:
-            self._start_first(loader)
+            self._start_workers(loader)
         self._index_queues: list[Any] = [_IndexQueue(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
@@ -113,7 +113,7 @@ class StaticIterator(MinatoIterator):
         self._shutdown_workers()
         self._blocks.clear()
         self._markers.clear()
-        self._start_workers(loader, self._supervisor)
+        self._start_workers(loader)
 
     @eager
     def _next_data(self) -> Any:
@@ -121,7 +121,7 @@ class StaticIterator(MinatoIterator):
         if the workers' random streams and positions cannot be restored otherwise."""
         if self._living():  # after the end, torch keeps raising StopIteration
             self._engine.wait_begins()
-            self._supervisor.watch.look(self._engine)
+            self._supervisor.served.watch.look(self._engine)
         try:
             if self._pinner is not None and self._living():
                 self._read_ahead()

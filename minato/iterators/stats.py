@@ -83,7 +83,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,8 +181,8 @@ class Served:
     facts: Facts  # those that do not change
     window: int  # batches, for the number of workers that loading starts with
     batch_size: int
-    watch: Watch = field(default_factory=Watch)
-    displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
+    watch: Watch
+    displacement: Callable[[], dict[str, float]] | None  # how far samples move; None: they do not
 
 
 def export(iterator: Any, source: Source) -> None:
