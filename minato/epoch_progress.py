@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,17 +96,6 @@ class Progress:
     def by_index(self) -> bool:
         """Whether samples are seeded by their indices; known once an index was drawn."""
         return self.chosen is not None and self.chosen.by_index
-
-    @property
-    def swaps(self) -> bool:
-        """Whether an index is chosen as late as it can be; known once one was drawn."""
-        return self.chosen is not None and self.chosen.swaps
-
-    @property
-    def most_ahead(self) -> int:
-        """How many batches may be in flight, whatever the prefetch window; known once an index was
-        drawn."""
-        return sys.maxsize if self.chosen is None else self.chosen.most_ahead
 
     @property
     def count(self) -> int:

@@ -210,7 +210,7 @@ class Snapshots:
         self._asked = (dataset, fetcher) if may_be_asked(dataset, fetcher) else None
 
     def forget(self) -> None:
-        """Holds neither dataset nor fetcher any more."""
+        """Stops asking, and holds neither dataset nor fetcher any more."""
         self._asked = None
 
     def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
@@ -221,10 +221,6 @@ class Snapshots:
             self._initial = None
         fetcher = create()
         return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
-
-    def rest(self) -> None:
-        """Stops asking."""
-        self._asked = None
 
     def taken(self, at_any_cost: bool = False) -> bytes | None:
         """A snapshot, pickled, if dataset or iterator is Stateful and the time allows it."""

@@ -108,8 +108,8 @@ class Memo:
         self.misses: Misses | None = None  # of the latest iterator's caches
         self.cache_used = False  # an iterator has begun while a cache was open
         self.copies: Copies | None = None  # to a device, of the latest iterator
-        #: the worker scheduler's last result, and its bounds on the number of workers
-        self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
+        #: by the bounds on the number of workers: the number that was sufficient, for a new engine
+        self.schedulers: dict[tuple[int, int, int], bytes] = {}
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
         self.trace_number = 0  # of its first group, which is the loader's number
 
@@ -121,7 +121,16 @@ class Memo:
 
     def through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
         """How a new iterator reads the dataset: through the loader's cache, if it has one."""
-        through = self._through(dataset, options, loader)
+        through = None
+        if options.cache is None:
+            self.cached = None
+        else:
+            if self.cached is None or self.cached.given is not options.cache:
+                from ..cache.datasets import CacheOfLoader  # not at import: few programs have a cache
+
+                self.cached = CacheOfLoader(options.cache)
+            evicts = not in_sequence(loader)
+            through = self.cached.through(dataset, options.cache_format, evicts=evicts)
         self.misses = None
         if through is not None or any_open():
             from ..cache.misses import Misses
@@ -133,16 +142,6 @@ class Memo:
     def missed(self) -> Missed | None:
         """Values that the caches did not have while the latest iterator ran."""
         return self.misses.seen() if self.misses is not None else None
-
-    def _through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
-        if options.cache is None:
-            self.cached = None
-            return None
-        if self.cached is None or self.cached.given is not options.cache:
-            from ..cache.datasets import CacheOfLoader
-
-            self.cached = CacheOfLoader(options.cache)
-        return self.cached.through(dataset, options.cache_format, evicts=not in_sequence(loader))
 
     def packed_costs(self) -> list[str | None]:
         """Packed costs and ratios to hints for a state. With millions of samples they may be slightly
@@ -171,21 +170,6 @@ class Memo:
                 stacklevel=program_level(),
             )
         self.elastic_epoch = epoch
-
-    def asks_for_samples(self) -> bool:
-        """Whether workers should describe their first samples, see transport/messages.py."""
-        return self.shape.unsure or self.costs.summary()["send_ns"] is None
-
-    def save_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
-        """At the end of an iterator: saves the number of workers that it found sufficient."""
-        found = engine.scheduler()
-        if found is not None:
-            self.scheduler = (bounds, found["saved"])
-
-    def saved_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
-        """The saved number, for a new engine; None if the user has set other bounds since."""
-        saved = self.scheduler
-        return saved[1] if saved is not None and saved[0] == bounds else None
 
     @contextlib.contextmanager
     def until_begun(self, loader: Any) -> Iterator[None]:
@@ -268,11 +252,9 @@ class DatasetEpochs:
 
     def __init__(self, loader: Any, memo: Memo) -> None:
         self._dataset, self._memo = loader.dataset, memo
-        self._copied = self._as_torch = self._overlap = False
-        self._by_loader = self._sent = memo.user_epoch
-        self._known = epoch_of(self._dataset)
+        self.workers_start(copied=False, as_torch=False, overlap=False)
 
-    def workers_start(self, copied: bool, as_torch: bool, overlap: bool) -> None:
+    def workers_start(self, *, copied: bool, as_torch: bool, overlap: bool) -> None:
         """copied: each worker keeps a copy of the current dataset for more than one epoch.
         as_torch: workers must make the same samples as torch's workers, which get no epoch.
         overlap: an epoch may start while the previous one ends; then copies get it again."""

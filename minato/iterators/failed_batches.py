@@ -72,19 +72,18 @@ class Amended(Failure):
 
 def note(number: int, indices: Any, row: int | None = None) -> str:
     """The note on an error: batch number and, if known, the sample."""
-    if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
-        return f"minato: batch {number}, sample indices {_short(indices)}"
-    return f"minato: sample index {text_of(indices[row])}, position {row} of batch {number}"
+    return f"minato: {placed(number, indices, row)}"
 
 
 def placed(number: int, indices: Any, row: int | None) -> str:
-    """Describes what a worker is doing: a sample of a batch, or the whole batch. row: None if it
-    is unknown."""
-    if indices is not None and row is None:
+    """Names a sample of a batch, or the whole batch. row: None if it is unknown."""
+    if indices is None:
+        return f"batch {number}"
+    if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
         return f"batch {number}, sample indices {_short(indices)}"
     try:
         return f"sample index {text_of(indices[row])}, position {row} of batch {number}"
-    except Exception:  # collating, an iterable dataset, or indices without positions
+    except Exception:  # it is being collated, or its indices have no positions
         return f"batch {number}"
 
 
@@ -189,13 +188,11 @@ def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:
 
 def no_room() -> Failure:
     """The error of a worker that had no memory for its result."""
-    try:
-        raise MemoryError(
-            "a worker's result exceeds memory_limit. Raise memory_limit, retain fewer batches, or "
-            "use smaller batches. `ulimit -v` and `ulimit -f` may make it smaller than you have set it"
-        )
-    except MemoryError as error:
-        return Failure.of(error, "in DataLoader worker process")
+    error = MemoryError(
+        "a worker's result exceeds memory_limit. Raise memory_limit, retain fewer batches, or "
+        "use smaller batches. `ulimit -v` and `ulimit -f` may make it smaller than you have set it"
+    )
+    return Failure.of(error, "in DataLoader worker process")
 
 
 #: how many failed samples stats() lists

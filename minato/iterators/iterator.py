@@ -162,7 +162,9 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         )  # fmt: skip
         supervisor.start(loader)
         copied = isinstance(supervisor.pool, (Pool, RemotePool)) and self._persistent_workers
-        position.dataset_epochs.workers_start(copied, options.static, options.prefetch_next_epoch)
+        position.dataset_epochs.workers_start(
+            copied=copied, as_torch=options.static, overlap=options.prefetch_next_epoch
+        )
         if self._pin_memory or self._provider is not None:
             try:
                 self._start_pinner(supervisor)
@@ -218,7 +220,9 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             generator=generator if generator is None or generator.device.type == "cpu" else None,
             splits=self._splits,
             collates_by_default=self._splits and is_default_collate(self._collate_fn),
-            probing=self._splits and memo.asks_for_samples(),
+            # workers describe their first samples, see transport/messages.py
+            probing=self._splits
+            and (memo.shape.unsure or memo.costs.summary()["send_ns"] is None),
             places=self._places,
             on_error=options.on_error,
             starts=self._position.starts,
@@ -455,7 +459,7 @@ class BalancedIterator(MinatoIterator):
             min_workers=bounds[0],
             max_workers=bounds[2],
             straggler_seconds=self._options.straggler_seconds(),
-            saved_scheduler=memo.saved_scheduler(bounds),
+            saved_scheduler=memo.schedulers.get(bounds),
             group_neighbours=self._offer is None,
         )
 
@@ -536,12 +540,12 @@ class BalancedIterator(MinatoIterator):
             self._grant(0)  # its count included these batches
         else:
             if not planner.planned and not planner.draw.exhausted:
-                planner.fill()
+                planner.fill()  # an empty plan would be taken for the end
             if receiver.at_end():
                 self._has_ended()
         got = receiver.next()
         assert got is not None  # at_end() was false
-        batch, data = got
+        what, data = got
         exhausted = planner.draw.exhausted
         if not exhausted and planner.drawn_ahead() <= planner.refill_at:
             self._draw_more(got)
@@ -549,13 +553,17 @@ class BalancedIterator(MinatoIterator):
         progress = self._position.progress
         # A worker that failed at its start has made nothing, so nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
-            progress.delivered(batch.number)
+            self._delivered(what, progress)
         if queue and self._pinner is None and not progress.beyond:
             enough = -1 if exhausted else planner.refill_at
             most = receiver.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
         return data
+
+    def _delivered(self, what: Any, progress: Progress) -> None:
+        """Counts a batch that next() returns."""
+        progress.delivered(what.number)
 
     def _draw_more(self, got: tuple[Any, Any]) -> None:
         """Draws more indices after a batch was received; an interrupt does not lose the batch."""

@@ -556,7 +556,8 @@ class Planner:
         self.transport.update(self.engine)
         window = most = self.window.size()
         self.refill_at = sys.maxsize
-        far = self.window.far and not self._progress.swaps
+        chosen = self._progress.chosen
+        far = self.window.far and (chosen is None or not chosen.swaps)
         if far and starved:
             most = self.drawn_ahead() + window
         if far and self.window.knows_costs():
@@ -569,9 +570,8 @@ class Planner:
                 return
         try:
             while not self.draw.exhausted and self.drawn_ahead() < most:
-                if self._progress.chosen is not None and (
-                    self.drawn_ahead() >= self._progress.most_ahead
-                ):
+                chosen = self._progress.chosen
+                if chosen is not None and self.drawn_ahead() >= chosen.most_ahead:
                     return
                 if self.draw.number >= self._last and self._waits_for_its_end(window):
                     return

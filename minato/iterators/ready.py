@@ -19,7 +19,8 @@ from typing import Any
 from .._core import Block
 from .._records import Loss
 from ..device.send_ahead import Pinner
-from ..errors import Failure, LoaderFailure
+from ..epoch_progress import Progress
+from ..errors import LoaderFailure
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
 from ..workers.on_error import Spares
@@ -319,24 +320,9 @@ class ReadyIterator(BalancedIterator):
         super()._begin(loader, first_iter)
         self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
-    def _next_batch(self) -> Any:
-        """The next batch, or a Failure that the caller raises or unpacks."""
-        planner, progress = self._planner, self._progress
-        if not planner.planned and not planner.draw.exhausted:
-            planner.fill()  # an empty plan would be taken for the end
-        if self._receiver.at_end():
-            progress.finished = True
-            self._end_epoch()
-            raise StopIteration
-        got = self._receiver.next()
-        assert got is not None  # at_end() was false
-        what, data = got
-        if planner.drawn_ahead() <= planner.refill_at:
-            self._draw_more(got)
-        # A worker that failed at its start has made nothing, so nothing counts as delivered.
-        if type(data) is not Failure or not data.at_start:
-            for batch, row0, rows in what:
-                progress.delivered_run(batch.position + row0, rows)
+    def _delivered(self, what: list[tuple[Batch, int, int]], progress: Progress) -> None:
+        for batch, row0, rows in what:
+            progress.delivered_run(batch.position + row0, rows)
+        self._planner.transport.update(self._engine)  # for planned batches that have not started
         if (trace := self._supervisor.trace) is not None:
             trace.formed(progress.number, indices_of(what))
-        return data

@@ -46,11 +46,9 @@ class StaticIterator(MinatoIterator):
 
     def _compose(self, loader: Any) -> None:
         self._blocks: dict[int, _Sent] = {}  # by batch number
+        self._came: dict[int, _Sent] = {}  # given to torch's dispatch and not delivered yet
         self._markers: list[Block] = []  # resume markers of a new epoch, by worker
-        #: states of a worker's dataset, from batches that are not delivered yet, and at its
-        #: end
-        self._stated: dict[int, bytes] = {}
-        self._last_words: dict[int, bytes] = {}
+        self._last_words: dict[int, bytes] = {}  # state of a worker's dataset at its end
         by_default = loader._auto_collation and is_default_collate(loader.collate_fn)
         self._shape = self._position.memo.shape if by_default else WHOLE
         self._places = not self._shape.whole
@@ -81,8 +79,7 @@ class StaticIterator(MinatoIterator):
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
-        self._made_by: dict[int, int] = {}  # worker of each batch in torch's dispatch
-        self._stated.clear()
+        self._came.clear()
         self._last_words.clear()
         self._unasked = 0  # workers whose dataset has come to its end and never asked which it is in
         resumed = self._position.memo.resume is not None
@@ -206,8 +203,6 @@ class StaticIterator(MinatoIterator):
             del self._blocks[number]
             status, data, *_ = answer
             if status != EXHAUSTED:
-                if sent.stated is not None:
-                    self._stated[number] = sent.stated
                 break
             if not ended:
                 self._unasked += data is False
@@ -218,8 +213,8 @@ class StaticIterator(MinatoIterator):
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
             data.note_first(note(number, sent.index))
-        self._got = number
-        self._made_by[number] = sent.worker
+        self._got, sent.answer = number, None
+        self._came[number] = sent
         return number, data
 
     def _read(self, number: int, ended: bool = False) -> None:
@@ -292,18 +287,17 @@ class StaticIterator(MinatoIterator):
     def _process_data(self, data: Any, worker: int | None = None) -> Any:
         """Counts a received batch and returns its data. torch calls this; 2.6 passes no worker."""
         number = self._rcvd_idx - 1 if self._in_order else self._got
-        worker_idx = self._made_by.pop(number)
-        self._workers_num_tasks[worker_idx] -= 1
-        stated = self._stated.pop(number, None)
+        sent = self._came.pop(number)
+        self._workers_num_tasks[sent.worker] -= 1
         self._try_put_index()
         if isinstance(data, Failure) and data.at_start:
             self._position.errors += 1
             data.reraise()
-        if self._earlier.takes(number, worker_idx):
+        if self._earlier.takes(number, sent.worker):
             return _PASSED
-        self._progress.delivered(number, worker_idx)
+        self._progress.delivered(number, sent.worker)
         if self._iterable:
-            self._progress.kept[worker_idx].delivered(stated)
+            self._progress.kept[sent.worker].delivered(sent.stated)
         if type(data) is Amended:
             amended = data
             data = self._allowed(amended)

@@ -260,8 +260,7 @@ class Supervisor:
         self._cached = self._cache_counts()
         me = weakref.ref(self)
         self._memo.as_stats = lambda: own.as_stats() if (own := me()) is not None else None
-        self._warned_of_fewer = False  # warned of fewer workers than asked for
-        self._warned_of_loop = False  # warned of CRASH_LOOP deaths in a row
+        self._warned: set[str] = set()  # what warnings that are shown once were about
         self.deaths_reported = 0  # deaths reported to the program, by a warning or a coming error
         self._retries_reported = 0
         #: whether a death raises no error: the process is replaced and makes its samples again
@@ -409,7 +408,12 @@ class Supervisor:
             elif unstarted:
                 self._warn_of_fewer(died)
             elif health["crash_loop"] >= CRASH_LOOP:
-                self._warn_of_loop(_of_a_row(died, health["crash_loop"]))
+                died = _of_a_row(died, health["crash_loop"])
+                self._warn_once(
+                    f"{died} Workers keep dying; replacements now start after a pause of up to one "
+                    "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",
+                    "a loop",
+                )
 
     def _restart(self, hung: bool) -> bool:
         """Starts another zygote, the process that forks workers. Returns whether that worked."""
@@ -471,20 +475,12 @@ class Supervisor:
         )
 
     def _warn_of_fewer(self, died: str) -> None:
-        if not self._warned_of_fewer:
-            self._warned_of_fewer = True
-            warnings.warn(
-                f"{died}The remaining workers take over its samples.", stacklevel=program_level()
-            )
+        self._warn_once(f"{died}The remaining workers take over its samples.", "fewer workers")
 
-    def _warn_of_loop(self, died: str) -> None:
-        if not self._warned_of_loop:
-            self._warned_of_loop = True
-            warnings.warn(
-                f"{died} Workers keep dying; replacements now start after a pause of up to one "
-                "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",
-                stacklevel=program_level(),
-            )
+    def _warn_once(self, text: str, subject: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            warnings.warn(text, stacklevel=program_level())
 
     # ---- ending ----------------------------------------------------------------------
 
@@ -525,7 +521,7 @@ class Supervisor:
         """Saves what the program and later iterators may ask for after the workers' end."""
         totals.ends(self)
         self._memo.last_stats = engine_stats(self.pool, self.served)
-        if self.balanced:
-            self._memo.save_scheduler(self._bounds, self.engine)
+        if self.balanced and (found := self.engine.scheduler()) is not None:
+            self._memo.schedulers[self._bounds] = found["saved"]
         if self.trace is not None:
             self.trace.ended()
