@@ -471,8 +471,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def stats(self) -> Stats:
-        """Returns what the loader has done and waits for; see ``minato.iterators.stats`` for the
-        fields."""
+        """Returns what the loader has done and waits for; docs/api.md lists the fields."""
         return cast(Stats, collect(self))
 
     @eager

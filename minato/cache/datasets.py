@@ -365,7 +365,7 @@ class CacheOfLoader:
         return sum(reader.sizes(False) is not None for reader in self._readers)
 
     def stats(self) -> dict[str, Any]:
-        """For ``DataLoader.stats()``; see ``minato.iterators.stats``."""
+        """For ``DataLoader.stats()``; see docs/api.md."""
         store = self.cache._attached()
         if store is None:
             return {**NOTHING, "off": self.cache._off}
