@@ -357,14 +357,6 @@ class Groups:
     def __init__(self, key: Key) -> None:
         self._key = key
         self._together: set[Any] = set()  # the keys of the current merged group
-        self._asked: tuple[Any, bytes] | None = None  # last argument of of(), and its result
-
-    def of(self, indices: Any) -> bytes:
-        """Like begins(). Caches the result for the same list, in case the engine had no space for
-        it."""
-        if self._asked is None or self._asked[0] is not indices:
-            self._asked = indices, self.begins(indices)
-        return self._asked[1]
 
     def begins(self, indices: Any) -> bytes:
         """A byte for each index: 1 if a new group begins there, also compared with the previous

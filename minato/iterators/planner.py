@@ -311,7 +311,8 @@ class Draw:
         self._indices = indices
         self._sized = sized  # an index is a list of sample indices
         self.drawn: tuple[Any] | None = None  # the current index, until it is passed over
-        self.hints: tuple[bytes | None] | None = None  # of its samples, once they were asked for
+        #: hints of its samples, and where groups begin; None: the dataset was not asked yet
+        self.told: tuple[bytes | None, bytes | None] | None = None
         self.number = 0  # of the next index
         self.position = first  # of its first sample in the sampler's order
         self.within = 0  # how many of its samples need no planning any more
@@ -340,7 +341,7 @@ class Draw:
         """Advances: the index was planned, or delivered before this process started."""
         end = self.behind()
         # A KeyboardInterrupt cannot be raised between these assignments.
-        self.drawn, self.hints, self.number, self.position, self.within = (
+        self.drawn, self.told, self.number, self.position, self.within = (
             None, None, self.number + 1, end, 0)  # fmt: skip
 
     def end(self) -> None:
@@ -377,7 +378,7 @@ class Planner:
         self.transport, self.window = transport, window
         self.position = position
         self.next_epoch = NextEpoch(loader, position, window)
-        self.groups = groups
+        self._groups = groups
         self._sampler = loader._index_sampler
         self.batched = bool(loader._auto_collation)  # an index is a list of sample indices
         self._making = making
@@ -645,7 +646,7 @@ class Planner:
         # A KeyboardInterrupt cannot be raised between these assignments, and any call could let one
         # in. An interrupt between them would plan the index twice.
         self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
-        draw.drawn, draw.hints, draw.number, draw.position, draw.within = (
+        draw.drawn, draw.told, draw.number, draw.position, draw.within = (
             None, None, draw.number + 1, end, 0)  # fmt: skip
         if self._spares is not None:
             self._spares.passed(index)
@@ -663,12 +664,12 @@ class Planner:
         if self._spares is not None:
             sent, spares = self._with_spares(self._spares, sent)
         whole = self._makes_whole(index)
-        begins = None if self.groups is None else self._groups_of(self.groups, index)
         if self._epoch is None:
             self._epoch = self._epoch_of(self._progress)
-        if self.draw.hints is None and self._hints.predicts:
-            self.draw.hints = (self._hints_of(index, first),)
-        hints = None if self.draw.hints is None else self.draw.hints[0]
+        if self.draw.told is None:  # once, also if the engine has no room for the batch now
+            hints = self._hints_of(index, first) if self._hints.predicts else None
+            self.draw.told = hints, self._groups_of(index)
+        hints, begins = self.draw.told
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares, hints)
         if sequence is None:
             return None
@@ -696,12 +697,12 @@ class Planner:
             return ([*index, *spares] if spares else index), len(spares)
         return [index, *spares], len(spares)
 
-    def _groups_of(self, groups: Groups, index: Any) -> bytes | None:
+    def _groups_of(self, index: Any) -> bytes | None:
         """Where the dataset's locality groups begin in the batch."""
-        if type(index) not in (list, tuple):
+        if self._groups is None or type(index) not in (list, tuple):
             return None
         try:
-            return groups.of(index)
+            return self._groups.begins(index)
         except Exception:  # it would fail again at each call
             self.draw.end()
             self.engine.plan_end()

@@ -103,7 +103,7 @@ class UnitPlanner(Planner):
                     return False
                 # A KeyboardInterrupt cannot be raised between these assignments.
                 self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
-            self._planned_rows, draw.within, draw.hints = (
+            self._planned_rows, draw.within, draw.told = (
                 self._planned_rows + end - begin, end + 1, None)  # fmt: skip
         self._pass_over(index)
         return True
