@@ -128,11 +128,20 @@ def refused(engine: Engine, block: Block, what: str) -> Failure:
 class Part(NamedTuple):
     """Neighbouring rows of one of the sampler's batches (usually all of them) within a batch."""
 
-    number: int  # of the sampler's batch
-    indices: Any  # what the sampler gave for it
+    batch: Any  # the sampler's: planner.Batch
     block: Block
     row0: int = 0
     rows: int = sys.maxsize
+
+    @property
+    def position(self) -> int:
+        """Of its first sample in the sampler's order."""
+        return int(self.batch.position) + self.row0
+
+    @property
+    def indices(self) -> Any:
+        """The sampler's indices of these rows."""
+        return self.batch.indices[self.row0 : self.row0 + self.rows]
 
 
 def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
@@ -145,7 +154,7 @@ def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
             whole = part.block.kind == BATCH
             samples = _late(part, loss, together and whole) or _lost_of(part, loss, whole)
             if samples:
-                found.append((part.number, loss.pid, loss.status, samples))
+                found.append((part.batch.number, loss.pid, loss.status, samples))
     number, pid, status, first = found[0]
     others = [index for *_, samples in found[1:] for index in samples]
     index = first if len(first) > 1 else first[0]
@@ -172,18 +181,19 @@ def lost_sample(loss: Loss, index: Any, number: int) -> WorkerLost:
 
 def _late(part: Part, loss: Loss, together: bool) -> list[Any]:
     """The index of the sample that took too long, if it is one of the part's."""
-    here = part.row0 <= loss.row < part.row0 + part.rows and type(part.indices) in (list, tuple)
-    if loss.status != LATE or together or not here or loss.row >= len(part.indices):
+    indices, here = part.batch.indices, part.row0 <= loss.row < part.row0 + part.rows
+    if loss.status != LATE or together or not here or type(indices) not in (list, tuple):
         return []
-    return [part.indices[loss.row]]
+    return [indices[loss.row]] if loss.row < len(indices) else []
 
 
 def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:
     """The lost indices of a part. whole: the task was the whole batch."""
+    indices = part.batch.indices
     if whole:  # it is unknown which sample was running
-        return part.indices if type(part.indices) is list else [part.indices]
+        return indices if type(indices) is list else [indices]
     end = min(loss.row0 + loss.nrows, part.row0 + part.rows)
-    return list(part.indices[max(loss.row0, part.row0) : end])
+    return list(indices[max(loss.row0, part.row0) : end])
 
 
 def no_room() -> Failure:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from .._core import Block
 from .._records import Loss
 from ..device.send_ahead import Pinner
 from ..epoch_progress import Progress
@@ -33,9 +32,6 @@ from .supervisor import Supervisor
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
-
-#: neighbouring rows of a planned batch: (block, first row, rows)
-Run = tuple[Block, int, int]
 
 
 class UnitPlanner(Planner):
@@ -147,28 +143,27 @@ class ReadyReceiver(Receiver):
         self.formed = 0  # batches of the epoch
 
     def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
-        """([(Batch, first row, rows)], data or Failure). None at the end, and without wait also
-        if no batch is formed."""
+        """(parts, data or Failure). None at the end, and without wait also if no batch is formed."""
         got = self._next_block(wait)
         if got is None:
             return None
-        runs, planned = got.runs, self.planner.planned
-        what = [(self.planner.batch_of(block.sequence), row0, rows) for block, row0, rows in runs]
-        batch, _, rows = what[0]
-        entire = len(what) == 1 and rows == len(batch.indices)
+        batch_of = self.planner.batch_of
+        parts = [Part(batch_of(run[0].sequence), *run) for run in got.runs]
+        batch = parts[0].batch
+        entire = len(parts) == 1 and parts[0].rows == len(batch.indices)
         comes_again = False
         try:
-            data = self._data_of(batch, got) if entire else self._mixed(runs, what)
+            data = self._data_of(batch, got) if entire else self._mixed(parts)
             if entire:
-                del planned[batch.sequence]
+                del self.planner.planned[batch.sequence]
         except BaseException:  # a KeyboardInterrupt
             comes_again = entire and self._interrupted(batch, got)
             raise
         finally:
             if not comes_again:
                 self.formed += 1
-                self.planner.formed(sum(rows for _, _, rows in what))
-        return what, data
+                self.planner.formed(sum(part.rows for part in parts))
+        return parts, data
 
     def named(self, what: Any) -> str:
         """Names a batch for an error message."""
@@ -192,74 +187,60 @@ class ReadyReceiver(Receiver):
 
     # ---- mixed batches -------------------------------------------------------------------
 
-    def _mixed(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
+    def _mixed(self, parts: list[Part]) -> Any:
         """The data of a mixed batch, or a Failure. Takes it from the engine in every case."""
         try:
             try:
-                return self._data_of_runs(runs, what)
+                return self._data_of_parts(parts)
             finally:
                 try:
-                    self._let_go(runs)
+                    self._let_go(parts)
                 finally:
-                    self.engine.retire(runs[0][0])
+                    self.engine.retire(parts[0].block)
         except Exception as error:
             return LoaderFailure(error)  # in the batch's place: the end of the epoch expects one
         except BaseException:  # an interrupt: the batch is lost and counts as delivered
             progress = self.planner.position.progress
-            for batch, row0, rows in what:
-                progress.delivered_run(batch.position + row0, rows)
+            for part in parts:
+                progress.delivered_run(part.position, part.rows)
             raise
 
-    def _let_go(self, runs: list[Run]) -> None:
+    def _let_go(self, parts: list[Part]) -> None:
         """Forgets batches that are completely delivered, and then traces them, which may fail."""
-        trace, planned = self._supervisor.trace, self.planner.planned
-        gone: list[tuple[Batch, Block]] = []
-        for block, _, rows in runs:
-            sequence = block.sequence
-            batch = planned[sequence]
-            left = self._left.pop(sequence, len(batch.indices)) - rows
+        gone: list[Part] = []
+        for part in parts:
+            sequence = part.block.sequence
+            left = self._left.pop(sequence, len(part.batch.indices)) - part.rows
             if left:
                 self._left[sequence] = left
                 continue
-            del planned[sequence]
+            del self.planner.planned[sequence]
             self._entries.pop(sequence, None)
-            if not block.refusal:
-                gone.append((batch, block))
-        if trace is not None:
-            for batch, block in gone:
-                trace.block(batch.progress.number, batch.indices, block)
+            if not part.block.refusal:
+                gone.append(part)
+        if (trace := self._supervisor.trace) is not None:
+            for part in gone:
+                trace.block(part.batch.progress.number, part.batch.indices, part.block)
 
-    def _data_of_runs(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
+    def _data_of_parts(self, parts: list[Part]) -> Any:
         layout = self.shape.layout
         data = None if layout is None else self.engine.gather(layout.core)
         if data is not None:
             self.shape.fits()
             return data
-        place = self.formed - 1, indices_of(what)
+        place = self.formed - 1, indices_of(parts)
         # Samples that were sent before the layout was known do not show whether others fit it.
-        rows = all(block.has_rows for block, _, _ in runs)
-        told = layout if rows else None
-        return self._collected(place, self._parts(runs), 0, told, self._entry_of)
-
-    def _parts(self, runs: list[Run]) -> list[Part]:
-        """The planned batches that the rows belong to."""
-        parts = []
-        for block, row0, rows in runs:
-            batch = self.planner.planned[block.sequence]
-            parts.append(Part(batch.number, batch.indices, block, row0, rows))
-        return parts
+        told = layout if all(part.block.has_rows for part in parts) else None
+        return self._collected(place, parts, 0, told, self._entry_of)
 
     def _entry_of(self, part: Part, row: int) -> Entry:
-        return self._entry(part.block, row)
-
-    def _entry(self, block: Block, row: int) -> Entry:
         """Returns what travelled for a row. Read once for all rows of its task, which is done;
         other tasks of the batch may still run."""
+        block = part.block
         entries = self._entries.setdefault(block.sequence, {})
         if row not in entries:
-            batch = self.planner.planned[block.sequence]
             for sent in self.engine.envelopes(block, row):
-                read_entries(entries, self.engine, batch, block, sent)
+                read_entries(entries, self.engine, part.batch, block, sent)
                 for other in range(sent.row0, sent.row0 + sent.nrows):
                     entries.setdefault(other, (OBJECTS, None))
         if row not in entries:
@@ -267,9 +248,9 @@ class ReadyReceiver(Receiver):
         return entries[row]
 
 
-def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
+def indices_of(parts: list[Part]) -> list[Any]:
     """Indices of a batch's samples."""
-    return [i for batch, row0, rows in what for i in batch.indices[row0 : row0 + rows]]
+    return [index for part in parts for index in part.indices]
 
 
 def displacement(planner: UnitPlanner) -> dict[str, float]:
@@ -277,7 +258,7 @@ def displacement(planner: UnitPlanner) -> dict[str, float]:
     batches."""
     most, moved = planner.engine.progress()["displaced"]
     formed = planner.position.progress.count
-    formed += sum(rows for what, _ in planner.received if what for _, _, rows in what)
+    formed += sum(part.rows for parts, _ in planner.received for part in parts or ())
     return {"max": most, "mean": moved / max(1, formed)}
 
 
@@ -320,9 +301,9 @@ class ReadyIterator(BalancedIterator):
         super()._begin(loader, first_iter)
         self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
-    def _delivered(self, what: list[tuple[Batch, int, int]], progress: Progress) -> None:
-        for batch, row0, rows in what:
-            progress.delivered_run(batch.position + row0, rows)
+    def _delivered(self, what: list[Part], progress: Progress) -> None:
+        for part in what:
+            progress.delivered_run(part.position, part.rows)
         self._planner.transport.update(self._engine)  # for planned batches that have not started
         if (trace := self._supervisor.trace) is not None:
             trace.formed(progress.number, indices_of(what))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -406,15 +405,17 @@ class Receiver:
             self._watch.look(self.engine)
         if self.planner.must_plan_again:
             self.planner.plan_again()
-        seconds = supervisor.timeout
-        deadline = Deadline(seconds, self._under_way) if wait and seconds > 0 else None
+        indices_of, deadline = self.planner.indices_of, None
+        if wait and supervisor.timeout > 0:
+            under_way = functools.partial(supervisor.under_way, indices_of)
+            deadline = Deadline(supervisor.timeout, under_way)
         timeout = -1.0 if wait else 0.0
         while True:
             part = timeout if deadline is None else deadline.part()
             if wait and supervisor.first.watching:
                 part = supervisor.first.part(part)
             if wait and supervisor.late is not None:
-                supervisor.late.look(supervisor.pool, self.planner.indices_of)
+                supervisor.late.look(supervisor.pool, indices_of)
                 part = supervisor.late.part(part)
             got = self.engine.next(part)
             if not isinstance(got, int):
@@ -427,9 +428,6 @@ class Receiver:
                 supervisor.check(lambda: False)
             else:
                 supervisor.first.look(self.engine)
-
-    def _under_way(self) -> str:
-        return self._supervisor.under_way(self.planner.indices_of)
 
     def clear(self) -> None:
         """Drops what was received of an abandoned epoch."""
@@ -516,8 +514,7 @@ class Receiver:
         """The data of a batch that is not only rows, or a Failure."""
         engine = self.engine
         if losses := engine.lost(block):
-            part = Part(batch.number, batch.indices, block, 0, sys.maxsize)
-            failure = lost(engine, [part], self.planner.together)
+            failure = lost(engine, [Part(batch, block)], self.planner.together)
             self.planner.plan_without(batch, losses, block.kind == BATCH)
             return failure
         if block.kind in (BATCH, PART):
@@ -543,7 +540,7 @@ class Receiver:
         if layout is not None and kinds <= {OBJECTS} and len(entries) == rows:
             self.shape.fits()
             return engine.decode(block, layout.core, [entries[r][1] for r in range(rows)])
-        part = Part(batch.number, batch.indices, block, 0, rows)
+        part = Part(batch, block, 0, rows)
         place = batch.number, batch.indices
         in_place = OBJECTS, None
         return self._collected(place, [part], worker, layout, lambda _, r: entries.get(r, in_place))
@@ -563,7 +560,7 @@ class Receiver:
         amended = Amended(None, [], empty=False)
         for part in parts:
             if part.block.refusal:
-                return refused(self.engine, part.block, f"batch {part.number}")
+                return refused(self.engine, part.block, f"batch {part.batch.number}")
             amiss: list[FailedSample] = []
             for row in range(part.row0, part.row0 + part.rows):
                 what, obj = entry_of(part, row)
@@ -581,7 +578,7 @@ class Receiver:
                 else:
                     samples.append(obj)
             if amiss:
-                amended.add(amiss, part.number, part.indices)
+                amended.add(amiss, part.batch.number, part.batch.indices)
         if not amended.amiss:
             return self.collates.batch(place, samples, worker, layout)
         amended.empty = not samples
