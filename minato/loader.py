@@ -30,7 +30,7 @@ from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .iterators.stats import collect
 from .observe import loader_report as report
-from .option_values import option
+from .option_values import option, record
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
@@ -282,7 +282,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pending_state=pending_state,
         )
         options.check(num_workers, persistent_workers)
-        options.put(self)
+        record(self, vars(options))
         super().__init__(
             dataset,
             batch_size,

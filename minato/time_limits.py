@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Callable
 
-from .errors import timed_out
-
 
 class TimeShare:
     """Limits optional work to a share of the time since this object was made.
@@ -66,5 +64,6 @@ class Deadline:
         self._left -= min(now - self._looked, 2 * self._part) if self.seconds > 0 else 0.0
         self._looked = now
         if self._left <= 0:
-            raise timed_out(self.seconds, self._under_way())
+            text = f"DataLoader timed out after {self.seconds} seconds\n{self._under_way()}"
+            raise RuntimeError(text.rstrip())
         return min(self._left, self._part)

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 
 from .._core import Seeder
 from ..dataset_calls import attribute, by_part, offered, own_attributes, parts_of
-from ..errors import add_note, program_level, stop_iteration_error
+from ..errors import add_note, program_level
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
@@ -379,7 +379,9 @@ class Groups:
             hash(key)
             return key
         except StopIteration as error:
-            raise stop_iteration_error(f"locality_key({index!r})") from error
+            # a for loop would take it for the end of the epoch
+            text = f"locality_key({index!r}) of the dataset raised StopIteration"
+            raise RuntimeError(text) from error
         except Exception as error:
             add_note(error, f"It was raised for locality_key({index!r}) of the dataset.")
             raise

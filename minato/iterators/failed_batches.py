@@ -17,11 +17,11 @@ import torch
 
 from .. import _core
 from .._core import Block, Engine
+from .._notes import exit_cause
 from .._records import Loss
 from ..epoch_progress import Progress
 from ..errors import (
-    LATE, Failure, LoaderFailure, WorkerLost, add_note, describe_death, late_message, text_of,
-    warn,
+    LATE, Failure, LoaderFailure, WorkerLost, add_note, describe_death, text_of, warn,
 )  # fmt: skip
 from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
@@ -166,7 +166,8 @@ def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
 
 def _loading(pid: int, status: int, index: Any, number: int) -> str:
     if status == LATE:
-        return late_message(pid, f"Sample index {text_of(index)} of batch {number}")
+        late = exit_cause(pid) or "took longer than sample_timeout"
+        return f"Sample index {text_of(index)} of batch {number} {late}"
     return (
         f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of "
         f"batch {number}. Every earlier attempt also ended this way."
