@@ -8,6 +8,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -260,27 +261,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             splits = cuts(dataset, collate_fn, batch_size is not None)
             num_workers = num_workers or threads(remote, size or 1, splits)
             worker_type = worker_type or "thread"
-        options = Options(
-            scheduling=scheduling,
-            seed_per_sample=seed_per_sample,
-            seed_rank=seed_rank,
-            memory_limit=memory_limit,
-            max_retries=max_retries,
-            batching=batching,
-            worker_type=worker_type,
-            autoscale=autoscale,
-            straggler_threshold=straggler_threshold,
-            prefetch_next_epoch=prefetch_next_epoch,
-            on_error=on_error,
-            max_errors=max_errors,
-            sample_timeout=sample_timeout,
-            cache=cache,
-            cache_format=cache_format,
-            cache_reorder=cache_reorder,
-            device=device,
-            remote=remote,
-            pending_state=pending_state,
-        )
+        given = locals()
+        options = Options(**{field.name: given[field.name] for field in fields(Options)})
         options.check(num_workers, persistent_workers)
         record(self, vars(options))
         super().__init__(

@@ -151,9 +151,7 @@ def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
     found: list[tuple[int, int, int, list[Any]]] = []
     for part in parts:
         for loss in engine.lost(part.block):
-            whole = part.block.kind == BATCH
-            samples = _late(part, loss, together and whole) or _lost_of(part, loss, whole)
-            if samples:
+            if samples := _lost_of(part, loss, together):
                 found.append((part.batch.number, loss.pid, loss.status, samples))
     number, pid, status, first = found[0]
     others = [index for *_, samples in found[1:] for index in samples]
@@ -180,17 +178,13 @@ def lost_sample(loss: Loss, index: Any, number: int) -> WorkerLost:
     return WorkerLost(text, loss.pid, index, loss.status)
 
 
-def _late(part: Part, loss: Loss, together: bool) -> list[Any]:
-    """The index of the sample that took too long, if it is one of the part's."""
-    indices, here = part.batch.indices, part.row0 <= loss.row < part.row0 + part.rows
-    if loss.status != LATE or together or not here or type(indices) not in (list, tuple):
-        return []
-    return [indices[loss.row]] if loss.row < len(indices) else []
-
-
-def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:
-    """The lost indices of a part. whole: the task was the whole batch."""
-    indices = part.batch.indices
+def _lost_of(part: Part, loss: Loss, together: bool) -> list[Any]:
+    """The lost indices of a part: of the sample that took too long, if that is known, or of all that
+    the task makes."""
+    indices, whole = part.batch.indices, part.block.kind == BATCH
+    here = part.row0 <= loss.row < part.row0 + part.rows and type(indices) in (list, tuple)
+    if loss.status == LATE and not (together and whole) and here and loss.row < len(indices):
+        return [indices[loss.row]]
     if whole:  # it is unknown which sample was running
         return indices if type(indices) is list else [indices]
     end = min(loss.row0 + loss.nrows, part.row0 + part.rows)

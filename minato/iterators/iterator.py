@@ -179,19 +179,17 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return None
 
     def _start_pinner(self, supervisor: Supervisor) -> None:
-        pinner = Pinner(self._pin_memory_device) if self._provider is None else self._stage()
+        pinner: Pinner
+        if self._provider is None:
+            pinner = Pinner(self._pin_memory_device)
+        else:
+            most = self._prefetch_factor * self._num_workers // 2  # the workers fill the other half
+            pinner = stage = DeviceStage(self._provider, most, self._engine, self._split)
+            self._position.memo.copies = stage.counts
         self._pinner = pinner
         supervisor.before_stop.insert(0, pinner.close)
         self._pin_memory_thread = pinner.thread  # torch's attribute names
         self._pin_memory_thread_done_event = pinner.ended
-
-    def _stage(self) -> DeviceStage:
-        assert self._provider is not None
-        window = self._prefetch_factor * self._num_workers
-        most = window // 2  # the workers fill the other half
-        stage = DeviceStage(self._provider, most, self._engine, self._split)
-        self._position.memo.copies = stage.counts
-        return stage
 
     def _make_pool(self, loader: Any) -> Executor:
         context = start_method_context(loader)
@@ -576,23 +574,20 @@ class BalancedIterator(MinatoIterator):
             raise
 
     def _has_ended(self) -> NoReturn:
-        """The program has received the whole epoch."""
+        """The program has received the whole epoch. Stops the workers unless they are persistent, and
+        warns about worker_init_fn's seeds."""
         position, early = self._position, self._planner.next_epoch.early
         position.progress.finished = True
         if early is not None and not early.failed:
             position.memo.progress = early.progress
-        self._end_epoch()
-        raise StopIteration
-
-    def _end_epoch(self) -> None:
-        """Stops the workers unless they are persistent, and warns about worker_init_fn's seeds."""
         found = self._seeded_by_init()
         if not self._persistent_workers:
             self._shutdown_workers()
         else:
             self._supervisor.warn_of_deaths(at_end=True)
-        self._position.ends()
+        position.ends()
         init_states.warn_of(found)
+        raise StopIteration
 
     def _seeded_by_init(self) -> list[str]:
         """Generators that worker_init_fn seeded from its own number, if warnings are due."""

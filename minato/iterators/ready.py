@@ -38,7 +38,8 @@ class UnitPlanner(Planner):
     """Plans the sampler's batches. If an earlier process delivered parts of a batch, plans
     each stretch that was not delivered."""
 
-    _planned_rows = _formed_rows = 0
+    _planned_rows = 0
+    formed_rows = 0  # rows that are in a batch
     _resumed = 0  # samples before this position may have been delivered
 
     def begin(
@@ -46,13 +47,13 @@ class UnitPlanner(Planner):
     ) -> None:
         progress = self.position.progress
         self._resumed = max([progress.head, *(number + 1 for number in progress.beyond)])
-        self._planned_rows = self._formed_rows = 0
+        self._planned_rows = self.formed_rows = 0
         super().begin(indices, goes_on=goes_on, start=start)
 
     def drawn_ahead(self) -> int:
         """Counts, in batches: samples that are in no batch yet, and formed batches. Before the end,
         a rest that does not fill a batch does not count."""
-        rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
+        rows, size = self._planned_rows - self.formed_rows, self.window.batch_size
         return (-(-rows // size) if self.draw.exhausted else rows // size) + len(self.received)
 
     def plan_whole(self) -> None:
@@ -60,14 +61,6 @@ class UnitPlanner(Planner):
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
         """Has no effect: other batches may already contain some of its samples."""
-
-    def all_handed_out(self) -> bool:
-        """Whether all planned batches were delivered."""
-        return not self.planned and not self.received
-
-    def formed(self, rows: int) -> None:
-        """Records that this many rows are in a batch now."""
-        self._formed_rows += rows
 
     def _makes_whole(self, sent: Any) -> bool:
         """Only a complete batch; the rest of a partly delivered one is collated with others."""
@@ -162,7 +155,7 @@ class ReadyReceiver(Receiver):
         finally:
             if not comes_again:
                 self.formed += 1
-                self.planner.formed(sum(part.rows for part in parts))
+                self.planner.formed_rows += sum(part.rows for part in parts)
         return parts, data
 
     def named(self, what: Any) -> str:
@@ -174,13 +167,6 @@ class ReadyReceiver(Receiver):
         super().clear()
         self._left.clear()
         self._entries.clear()
-
-    def at_end(self) -> bool:
-        """Whether the program has received the whole epoch."""
-        if not self.planner.all_handed_out():
-            return False
-        self.planner.check_all_drawn()
-        return True
 
     def _is_lost(self, batch: Batch) -> None:
         self.planner.position.progress.delivered_run(batch.position, len(batch.indices))

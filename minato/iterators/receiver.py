@@ -444,14 +444,13 @@ class Receiver:
                 return False
             left = first is not None and self._of_this_epoch(first)
             return not planner.received and not left
-        if planner.drawn_ahead() or self.kept_back:
+        if planner.planned or planner.received or self.kept_back:
             return False
         planner.check_all_drawn()
         return True
 
     def _of_this_epoch(self, batch: Batch) -> bool:
-        early = self.planner.next_epoch.early
-        return early is None or batch.progress is not early.progress
+        return batch.progress is self.planner.position.progress
 
     def _data_of(self, batch: Batch, block: Block) -> Any:
         """The data of a batch, or a Failure. Also takes the block from the engine, unless the

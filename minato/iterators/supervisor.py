@@ -337,12 +337,6 @@ class Supervisor:
     def under_way(self, indices_of: Callable[[int], Any]) -> str:
         """Returns what workers are doing, the oldest task first, with the stack of that worker.
         indices_of: returns the sampler's indices of a batch by its number, or None."""
-        try:
-            return self._under_way(indices_of)
-        except Exception:  # the error of the timeout must be raised in any case
-            return ""
-
-    def _under_way(self, indices_of: Callable[[int], Any]) -> str:
         if not self.living():
             return ""
         now = time.monotonic_ns()
