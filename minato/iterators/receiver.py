@@ -412,11 +412,8 @@ class Receiver:
         timeout = -1.0 if wait else 0.0
         while True:
             part = timeout if deadline is None else deadline.part()
-            if wait and supervisor.first.watching:
-                part = supervisor.first.part(part)
-            if wait and supervisor.late is not None:
-                supervisor.late.look(supervisor.pool, indices_of)
-                part = supervisor.late.part(part)
+            if wait:
+                part = supervisor.look(part, indices_of)
             got = self.engine.next(part)
             if not isinstance(got, int):
                 return got
@@ -426,8 +423,6 @@ class Receiver:
                 return None
             elif got == NEXT_HEALTH:
                 supervisor.check(lambda: False)
-            else:
-                supervisor.first.look(self.engine)
 
     def clear(self) -> None:
         """Drops what was received of an abandoned epoch."""

@@ -65,14 +65,12 @@ class FirstSamples:
 
     def part(self, seconds: float) -> float:
         """Shortens a wait (below 0: unlimited) so that it ends at the next look."""
-        if not self.watching:
-            return seconds
         return min(seconds, LOOK) if seconds >= 0 else LOOK
 
     def look(self, engine: Engine) -> None:
         """Warns if all workers sleep in their first sample."""
         now = time.monotonic()
-        if not self.watching or now < self._looked + LOOK:
+        if now < self._looked + LOOK:
             return
         self._looked, before, self._used = now, self._used, None
         entries = [entry for entry in engine.workers() if entry["state"] == WORKER_READY]
@@ -237,8 +235,8 @@ class Supervisor:
         self.trace: Trace | None = None
         self.stopped = False
         seconds = options.sample_timeout
-        self.late = LateSamples(seconds) if seconds is not None else None
-        self.first = FirstSamples(getattr(pool, "forks", False))
+        self._late = LateSamples(seconds) if seconds is not None else None
+        self._first = FirstSamples(getattr(pool, "forks", False))
         #: functions that end what must end before the workers, in this order
         self.before_stop: list[Callable[[], object]] = []
         may_prefetch = balanced and options.batching == "sampler"
@@ -359,6 +357,17 @@ class Supervisor:
             lines.append(f"The first of these is here, latest call first:\n{stack}")
         return "\n".join(lines)
 
+    def look(self, seconds: float, indices_of: Callable[[int], Any]) -> float:
+        """Looks for samples that are late or will not come, before a wait. seconds: its limit; below
+        0: none. Returns how long it may last until the next look."""
+        if self._first.watching:
+            self._first.look(self.engine)
+            seconds = self._first.part(seconds)
+        if self._late is not None:
+            self._late.look(self.pool, indices_of)
+            seconds = self._late.part(seconds)
+        return seconds
+
     def wait_for(
         self,
         block: Block | None,
@@ -371,8 +380,7 @@ class Supervisor:
         deadline = Deadline(self.timeout, functools.partial(self.under_way, indices_of))
         while not done():
             self.check(done)
-            engine.wait(block, self.first.part(deadline.part()))
-            self.first.look(engine)
+            engine.wait(block, self.look(deadline.part(), indices_of))
 
     def check(self, done: Callable[[], object]) -> None:
         """Raises an error if workers have died and no other worker takes their tasks, unless
