@@ -28,6 +28,7 @@ from ..epoch_progress import Progress, length_of
 from ..errors import program_level
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, pack_costs, pack_ratios
+from ..stateful import Loaded
 from ..transport.rows_or_whole import SampleTransport
 from ..typing import State
 
@@ -96,8 +97,7 @@ class Memo:
         self.sampler_end: Said | None = None  # its sampler's state at the end of the last epoch
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
-        self.loaded_dataset = False  # it has loaded a state in this process
-        self.initial: bytes | None = None  # its state before that
+        self.loaded = Loaded()  # the dataset, in this process
         self._warned: set[str] = set()  # subjects of warnings that are shown once
         self.elastic_epoch: int | None = None  # the latest that an ElasticSampler has begun
         self.hints_refused = False  # cost_hint() has failed, and is not asked again

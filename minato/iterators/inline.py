@@ -31,10 +31,7 @@ from ..observe import totals
 from ..observe.measurements import Load
 from ..options import Options
 from ..seeding.order_generators import BASE_SEED, all_global, global_generators, put_global
-from ..stateful import (
-    Kept, Snapshot, begin_anew, initial_state, load_iterator_state, load_state, make_again,
-    may_be_asked, read,
-)  # fmt: skip
+from ..stateful import Kept, Snapshot, load_iterator_state, make_again, may_be_asked, read
 from .across_iterators import memo_of
 from .position import Position
 from .stats import export
@@ -132,11 +129,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if position.starts is not None:
                 pickled, again = position.starts[0]
                 snapshot = snapshot if pickled is None else read(pickled)
-            if memo.loaded_dataset:
-                begin_anew(loader.dataset, memo.initial)
-            memo.loaded_dataset = snapshot.dataset is not None
-            memo.initial = initial_state(loader.dataset) if memo.loaded_dataset else None
-            load_state(loader.dataset, snapshot.dataset, "dataset")
+            memo.loaded.begin_anew(loader.dataset)
+            memo.loaded.load(loader.dataset, snapshot.dataset)
             with global_generators(start["generators"] if again else {}):
                 told = {} if snapshot.dataset is None else all_global()
                 super().__init__(loader)
