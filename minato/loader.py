@@ -411,7 +411,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
-        if resume["begun"] and resume.get("sampler_epoch") is not None:
+        if resume["begun"] and resume["sampler_epoch"] is not None:
             set_sampler_epoch(self, resume["sampler_epoch"])
         reason = self._why_torch()
         if reason is not None or not resume["begun"]:
@@ -428,7 +428,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         again = resume["delivered"] + len(resume["delivered_beyond"])
         again += sum(resume["delivered_by_worker"] or [])
         units = "batches" if resume["unit"] == "batch" else "samples"
-        if resume.get("origin"):
+        if resume["origin"]:
             again, units = resume["position"], "samples"
         if again:
             warnings.warn(
@@ -483,7 +483,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             next(iterator, None)  # it makes delivered batches again before it draws others
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"] + 1)
-        if resume.get("sampler_epoch") is not None:
+        if resume["sampler_epoch"] is not None:
             set_sampler_epoch(self, resume["sampler_epoch"] + 1)
         if self.persistent_workers:
             iterator._reset(self)

@@ -130,7 +130,7 @@ class SamplerStates:
         """Whether all batches of a state's epoch were delivered, if that is known."""
         with contextlib.suppress(Exception):  # a sampler without a length
             delivered = start["delivered"] + len(start["delivered_beyond"])
-            counts_batches = start["unit"] == "batch" and not start.get("origin")
+            counts_batches = start["unit"] == "batch" and not start["origin"]
             return counts_batches and bool(delivered >= len(self._index_sampler))
         return False
 
@@ -453,7 +453,7 @@ class Position:
             if start["base_seed"] is not None:
                 self.base_seed = start["base_seed"]
             if start["begun"]:
-                if start.get("sampler_epoch") is None:  # else the sampler seeds it by its epoch
+                if start["sampler_epoch"] is None:  # else the sampler seeds it by its epoch
                     self._warn_of(self.sources.lacks(states))
                 self.sources.set_own(states)
                 self._check_epoch(start)
@@ -472,7 +472,7 @@ class Position:
     def _begin_elastic(self, sampler: ElasticSampler, start: State | None) -> None:
         """An epoch of an ElasticSampler starts or goes on. Samples depend on the sampler's seed and
         epoch and on the position in its order."""
-        sampler.start_at(start.get("origin", 0) if start is not None else 0)
+        sampler.start_at(start["origin"] if start is not None else 0)
         resumes = start is not None and start["begun"]
         if not resumes:
             self.epoch = sampler.epoch
@@ -494,7 +494,7 @@ class Position:
 
     def _check_epoch(self, start: State) -> None:
         """Warns if set_epoch was called since load_state_dict, with another epoch."""
-        theirs, mine = start.get("sampler_epoch"), sampler_epoch(self.sources)
+        theirs, mine = start["sampler_epoch"], sampler_epoch(self.sources)
         if None in (theirs, mine) or theirs == mine or not in_mid_epoch(start):
             return
         if start.get("sampler_shuffle") is False:  # all epochs have the same order
@@ -543,16 +543,16 @@ class Position:
         if self.here is not None:
             progress.kept = [self.here]
         progress.ranks = self.ranks
-        progress.origin = start.get("origin", 0) if start is not None else 0
+        progress.origin = start["origin"] if start is not None else 0
         progress.first = -((self.ranks.rank - progress.origin) // self.ranks.world)
         progress.sampler_epoch = sampler_epoch(self.sources)
         progress.lives_on = self._lives_on
         progress.dataset_length = self._length
         # until the epoch has started
-        progress.sampler = self.sampler.begin(start.get("sampler") if start else None)
+        progress.sampler = self.sampler.begin(start["sampler"] if start else None)
         if start is not None:
             progress.head = start["delivered"]
-            progress.failed = start.get("failed", 0)
+            progress.failed = start["failed"]
             progress.beyond = set(start["delivered_beyond"])
             counts = start["delivered_by_worker"] or []
             if len(counts) == self._streams:  # otherwise nothing was delivered
