@@ -49,15 +49,13 @@ from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.actors import RemotePool
 from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
-from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
 from .across_iterators import memo_of
-from .dataset_hints import CostHints, groups_of
 from .failed_batches import Amended, ErrorsAllowed
-from .planner import Making, Planner, Window, per_worker
+from .planner import Planner, per_worker
 from .position import Position
-from .receiver import CollatesHere, Receiver
+from .receiver import Receiver
 from .stats import export
 from .supervisor import Supervisor
 from .trace import writer as trace_writer
@@ -136,15 +134,15 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     def _compose(self, loader: Any) -> None:
         """Makes the parts of this kind that exist before the workers do."""
 
-    def _new_engine(self, loader: Any, *, processes: bool = True) -> _core.Engine:
-        """An engine without workers. processes: they may be killed, and their samples tried again."""
+    def _new_engine(self, loader: Any, *, processes: bool = True, **more: Any) -> _core.Engine:
+        """An engine without workers. processes: they may be killed, and their samples tried again.
+        more: arguments of Engine for this kind of iterator."""
         options, tries = self._options, self._balanced and processes
         retries = options.max_retries if tries else 0
         respawn = tries and (retries > 0 or options.sample_timeout is not None)
         if options.memory_limit is not None:  # caches of this process leave it free
             promise(parse_bytes(options.memory_limit))
         limit = options.memory_bytes(self._num_workers)
-        more = self._engine_options(loader)
         with explained():
             return _core.Engine(
                 self._num_workers, retries, respawn, limit,
@@ -226,9 +224,6 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             starts=self._position.starts,
             through=self._through,
         )
-
-    def _engine_options(self, loader: Any) -> dict[str, Any]:
-        return {}
 
     # ---- attributes of torch's iterator, for libraries and for stats --------------------------
 
@@ -376,46 +371,23 @@ class BalancedIterator(MinatoIterator):
 
     def _compose(self, loader: Any) -> None:
         position, options = self._position, self._options
-        memo = position.memo
         self._offer = offer = offer_of(loader, self._dataset)
         alone = offer is not None or options.remote is not None
         self._splits = loader._auto_collation and not alone and not fetches_batches(loader.dataset)
-        self._shape = shape = self._shape_of(loader) if offer is None else offer.shape
-        self._transport = self._transport_of(shape)
+        transport = self._transport_of(self._shape_of(loader) if offer is None else offer.shape)
         processes = offer is None and options.worker_type != "thread"
-        self._engine = engine = self._new_engine(loader, processes=processes)
-        hints = CostHints(
-            loader.dataset,
-            loader.collate_fn,
-            memo,
-            ranks=position.ranks.for_seeds(),
-            seeds=options.seeds,
-        )
-        window = Window(
-            loader, options, memo, engine, hinted=hints.given, batch_size=self._batch_size_of(loader)
-        )
-        making = Making(
-            seeds=options.seeds,
-            native=offer is not None,
-            splits=self._splits,
-            replaces=options.on_error == REPLACE,
-            goes_on=options.on_error != RAISE,
-        )
+        more = self._engine_options(loader, transport)
+        self._engine = engine = self._new_engine(loader, processes=processes, **more)
         self._planner = self._planner_type(
-            engine, loader, position, self._transport, window, hints, groups_of(loader), making
-        )
+            engine, loader, position, transport, options, batch_size=self._batch_size_of(loader),
+            native=offer is not None, splits=self._splits,
+        )  # fmt: skip
 
     def _start_workers(self, loader: Any) -> None:
         super()._start_workers(loader)
         planner, supervisor = self._planner, self._supervisor
         supervisor.before_stop.append(planner.received.clear)
-        self._receiver = self._receiver_type(
-            supervisor,
-            planner,
-            CollatesHere(self._engine, loader, self._position, self._shape),
-            self._pinner,
-            in_order=self._in_order,
-        )
+        self._receiver = self._receiver_type(loader, supervisor, planner, self._pinner)
 
     def _batch_size_of(self, loader: Any) -> int:
         size: int = loader.batch_size or 1
@@ -448,7 +420,7 @@ class BalancedIterator(MinatoIterator):
             return super()._make_pool(loader)
         return NativePool(engine, workers, self._job(), self._offer)
 
-    def _engine_options(self, loader: Any) -> dict[str, Any]:
+    def _engine_options(self, loader: Any, transport: EngineTransport) -> dict[str, Any]:
         memo, bounds = self._position.memo, self._bounds
         return dict(
             window=self._prefetch_factor * self._num_workers,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,9 +28,9 @@ from ..seeding.order_generators import sampler_of, sampler_of_torch
 from ..transport.rows_or_whole import EngineTransport
 from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
-from ..workers.on_error import Ahead, FatalIndex, Spares
+from ..workers.on_error import RAISE, REPLACE, Ahead, FatalIndex, Spares
 from .across_iterators import Memo
-from .dataset_hints import CostHints, Groups
+from .dataset_hints import CostHints, groups_of
 from .failed_batches import lost_sample
 from .position import Position, SamplerChanges
 
@@ -286,16 +286,6 @@ class Batch:
     hints: bytes | None = None  # of what its samples cost, a float32 each
 
 
-class Making(NamedTuple):
-    """How workers make batches."""
-
-    seeds: bool = True  # seed before each sample
-    native: bool = False  # in C, from lists of int
-    splits: bool = False  # a batch with a collate_fn may be split over several workers
-    replaces: bool = False  # replace failed samples with others of the epoch
-    goes_on: bool = False  # continue after failed samples
-
-
 def _length_of(index: Any) -> int:
     """Number of a batch's indices; 1 if it has no length."""
     try:
@@ -364,25 +354,35 @@ class Planner:
         loader: Any,
         position: Position,
         transport: EngineTransport,
-        window: Window,
-        hints: CostHints,
-        groups: Groups | None = None,
-        making: Making = Making(),
+        options: Options,
+        *,
+        batch_size: int,
+        native: bool = False,
+        splits: bool = False,
     ) -> None:
+        """native: workers make batches in C, from lists of int. splits: a batch with a collate_fn may be
+        split over several workers."""
+        memo, ranks = position.memo, position.ranks.for_seeds()
+        hints = CostHints(
+            loader.dataset, loader.collate_fn, memo, ranks=ranks, seeds=options.seeds
+        )
         self.engine = engine
         self.planned: dict[int, Batch] = {}  # by sequence
         #: [Batch, data or Pinning or Raised] of received batches, in order of delivery
         self.received: deque[list[Any]] = deque()
         self.sequence = 0  # of the next planned batch
         self.refill_at = sys.maxsize  # no more are drawn while more than this are planned
-        self.transport, self.window = transport, window
+        self.transport = transport
+        self.window = Window(
+            loader, options, memo, engine, hinted=hints.given, batch_size=batch_size
+        )
         self.position = position
-        self.next_epoch = NextEpoch(loader, position, window)
-        self._groups = groups
+        self.next_epoch = NextEpoch(loader, position, self.window)
+        self._groups = groups_of(loader)
         self._sampler = loader._index_sampler
         self.batched = bool(loader._auto_collation)  # an index is a list of sample indices
-        self._making = making
-        self._spares = Spares(self.batched) if making.replaces else None
+        self._options, self._native, self._splits = options, native, splits
+        self._spares = Spares(self.batched) if options.on_error == REPLACE else None
         self._hints = hints
         self.together = fetches_batches(loader.dataset)  # one call makes a batch's samples
         self._in_begin = False  # begin() is running
@@ -451,14 +451,15 @@ class Planner:
     def _epoch_of(self, progress: Progress) -> Epoch:
         if progress.dataset_epoch is None:
             progress.dataset_epoch = self.position.dataset_epochs.for_workers(progress.user_epoch)
+        seeds = self._options.seeds
         return Epoch(
             progress.epoch,
             self.position.seed,
             # pickles anything but a list of int; with spares, a single index is put in a list
             numbered if self.batched or self._spares is not None else numbered_alone,
             user_epoch=progress.dataset_epoch,
-            seeded=SEEDED_BY_INDEX if self._making.seeds and progress.by_index else self._making.seeds,
-            splits=self._making.splits,
+            seeded=SEEDED_BY_INDEX if seeds and progress.by_index else seeds,
+            splits=self._splits,
         )
 
     # ---- planning again ------------------------------------------------------------------
@@ -466,7 +467,7 @@ class Planner:
     def plan_whole(self) -> None:
         """Samples cannot be pickled for collating here. From now on, workers make whole batches if
         they may, and planned batches are planned again."""
-        if not self._making.native:
+        if not self._native:
             self.transport.shape.whole = self.must_plan_again = True
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
@@ -476,7 +477,7 @@ class Planner:
         are planned again. whole: the lost tasks were to make whole batches. If no sample caused the
         deaths, but a collate_fn, say, this has no effect.
         """
-        if not self._making.goes_on:
+        if self._options.on_error == RAISE:
             return
         rows = len(batch.indices) if self.batched else 1
         indices = list(batch.sent) if self.batched or batch.spares else [batch.sent]
@@ -660,7 +661,7 @@ class Planner:
         """Offers a batch to the engine. Returns it if accepted, also when offered again. first:
         position of its first sample in the order."""
         number = self.draw.number
-        sent, spares = integers(index) if self._making.native else index, 0
+        sent, spares = integers(index) if self._native else index, 0
         if self._spares is not None:
             sent, spares = self._with_spares(self._spares, sent)
         whole = self._makes_whole(index)

@@ -26,7 +26,7 @@ from ..workers.on_error import Spares
 from .failed_batches import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner
-from .receiver import GONE, CollatesHere, Entry, Receiver, read_entries
+from .receiver import GONE, Entry, Receiver, read_entries
 from .supervisor import Supervisor
 
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a
@@ -122,15 +122,9 @@ class ReadyReceiver(Receiver):
     planner: UnitPlanner
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        planner: UnitPlanner,
-        collates: CollatesHere,
-        pinner: Pinner | None,
-        *,
-        in_order: bool,
+        self, loader: Any, supervisor: Supervisor, planner: UnitPlanner, pinner: Pinner | None
     ) -> None:
-        super().__init__(supervisor, planner, collates, pinner, in_order=in_order)
+        super().__init__(loader, supervisor, planner, pinner)
         self._left: dict[int, int] = {}  # rows left of partly delivered batches
         self._entries: dict[int, dict[int, Entry]] = {}  # of the same batches, by row
         self.formed = 0  # batches of the epoch
@@ -265,14 +259,13 @@ class ReadyIterator(BalancedIterator):
         return size
 
     def _transport_of(self, shape: SampleTransport) -> EngineTransport:
-        self._mixes = not shape.whole
-        return EngineTransport(shape, in_parts=self._mixes)
+        return EngineTransport(shape, in_parts=not shape.whole)
 
-    def _engine_options(self, loader: Any) -> dict[str, Any]:
-        return super()._engine_options(loader) | {
+    def _engine_options(self, loader: Any, transport: EngineTransport) -> dict[str, Any]:
+        return super()._engine_options(loader, transport) | {
             "ready_batch": self._batch_size_of(loader),
             "ready_bound": DISPLACEMENT,
-            "ready_mixes": self._mixes,
+            "ready_mixes": transport.in_parts,
         }
 
     @property

@@ -216,19 +216,13 @@ class Receiver:
     """Receives the sampler's batches, in its order or as they complete, and delivers them."""
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        planner: Planner,
-        collates: CollatesHere,
-        pinner: Pinner | None,
-        *,
-        in_order: bool,
+        self, loader: Any, supervisor: Supervisor, planner: Planner, pinner: Pinner | None
     ) -> None:
         self.engine = planner.engine
         self._supervisor = supervisor
         self.planner = planner
-        self.collates = collates
-        self.shape = collates.shape
+        self.shape = planner.transport.shape
+        self.collates = CollatesHere(planner.engine, loader, planner.position, self.shape)
         self._pinner = pinner
         self.first_indices: Any = None  # of the first batch that was received
         #: out of order one of the next epoch may be done first
@@ -237,7 +231,7 @@ class Receiver:
         self._costs = planner.position.memo.costs
         # Drop indices that are not needed again: freeing them later, on cold caches, is slower.
         self._forgets = pinner is None  # else errors may name them
-        self._singly = not in_order or supervisor.trace is not None
+        self._singly = not loader.in_order or supervisor.trace is not None
         self._layout: Layout | None = None  # the layout for which _at_a_time was computed
         self._at_a_time = 1
         self._waits = False  # wait_begins() was called and wait_ends() was not

@@ -59,12 +59,10 @@ class StaticIterator(MinatoIterator):
         if loader._auto_collation and not self._iterable and self._options.on_error == RAISE:
             warn_of_forwarded_getitems(loader.dataset)
 
-    def _engine_options(self, loader: Any) -> dict[str, Any]:
-        # each worker's window, the marker of a new epoch, and some for batches read late
-        return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
-
     def _start_workers(self, loader: Any) -> None:
-        self._engine = self._new_engine(loader)
+        # each worker's window, the marker of a new epoch, and some for batches read late
+        blocks = (self._prefetch_factor + 4) * self._num_workers
+        self._engine = self._new_engine(loader, blocks=blocks)
         super()._start_workers(loader)
 
     def _begin(self, loader: Any, first_iter: bool) -> None:

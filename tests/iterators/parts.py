@@ -11,8 +11,7 @@ import minato
 from minato._core import CostModel
 from minato._records import Epoch
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.dataset_hints import CostHints
-from minato.iterators.planner import Planner, Window
+from minato.iterators.planner import Planner
 from minato.iterators.position import Position
 from minato.options import Options
 from minato.transport.rows_or_whole import EngineTransport, SampleTransport
@@ -110,14 +109,10 @@ def planner_of(
     """A planner that has started the first epoch of a loader."""
     position = position_of(loader)
     options = Options.of(loader)
-    hints = CostHints(
-        loader.dataset, None, position.memo, ranks=position.ranks.for_seeds(), seeds=options.seeds
-    )
     transport, of_tests = EngineTransport(SampleTransport()), cast(Any, engine)
-    window = Window(
-        loader, options, position.memo, of_tests, hinted=False, batch_size=loader.batch_size
+    planner = kind(
+        of_tests, loader, position, transport, options, batch_size=loader.batch_size
     )
-    planner = kind(of_tests, loader, position, transport, window, hints)
     planner.begin(iter(loader._index_sampler), goes_on=goes_on)
     return planner
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,20 +9,19 @@ import pytest
 
 from minato.iterators.receiver import Receiver
 
-from .parts import Engine
+from .parts import Engine, Loader, planner_of
 
 
 class Numbers(Receiver):
     """Receives numbers in place of batches, four at a time; those below `done` are complete."""
 
     def __init__(self, done: int) -> None:
-        costs = SimpleNamespace(memo=SimpleNamespace(costs=None))
-        planner: Any = SimpleNamespace(engine=Engine(), received=deque(), position=costs)
+        loader: Any = Loader()
+        planner = planner_of(loader, Engine())
         supervisor: Any = SimpleNamespace(
             trace=None, timeout=0, living=lambda: True, served=SimpleNamespace(watch=None)
         )
-        collates: Any = SimpleNamespace(shape=None)
-        super().__init__(supervisor, planner, collates, None, in_order=True)
+        super().__init__(loader, supervisor, planner, None)
         self.done, self.at, self.together = done, 0, 4
 
     def receive(self, wait: bool = True) -> tuple[str, Any] | None:
