@@ -23,7 +23,7 @@
 /* Nothing runs and nothing is delivered for so long: it has stopped for good. */
 #define SIM_STUCK_NS (UINT64_C(60) * 1000 * 1000 * 1000)
 #define SIM_ROW_BYTES UINT64_C(4096)
-/* Batches planned beyond what the window asks (minato/iterators/window.py). */
+/* Batches planned beyond what the window asks (minato/iterators/planner.py). */
 #define SIM_AHEAD_LEAST 128
 #define SIM_AHEAD_MOST 512
 #define SIM_NEVER UINT64_MAX

@@ -174,16 +174,16 @@ def why_unknown(loader: Any) -> str | None:
 def position(loader: Any, state: State) -> int | None:
     """The number of samples of the epoch's order that all ranks together have received, if all have
     received as many batches as the rank of the state."""
-    known = not state["delivered_beyond"] and state.get("order") is None  # older states lack it
-    if not known or state.get("worker_states") is not None or why_unknown(loader) is not None:
+    known = not state["delivered_beyond"] and state["order"] is None
+    if not known or state["worker_states"] is not None or why_unknown(loader) is not None:
         return None
-    ranks = Ranks(state["rank"], state["world"], state.get("block"))
+    ranks = Ranks(state["rank"], state["world"], state["block"])
     size = state["batch_size"]
     taken = size if size is not None and not _splits(loader) else batch_of_rank(loader, ranks)
     if taken is None or not ranks.dealt:
         return None
     length: int | None = state["dataset_length"]
-    reached: int = state.get("origin", 0) + state["delivered"] * ranks.world * taken
+    reached: int = state["origin"] + state["delivered"] * ranks.world * taken
     return reached if length is None else min(reached, length)
 
 
@@ -198,7 +198,7 @@ def misfit(loader: Any, state: State, theirs: Ranks, mine: Ranks) -> str | None:
         return f"on {theirs.world} ranks, but {mine.world} load now"
     if None not in (then, now) and then != now:
         return f"with batch_size={then}, but this loader has {now}"
-    if state.get("origin", 0) and elastic_of(loader) is None:
+    if state["origin"] and elastic_of(loader) is None:
         return "with an ElasticSampler in an epoch that it had resumed, but this loader has none"
     return None
 
@@ -275,8 +275,8 @@ def check_order(loader: Any, state: State, *, wholly: bool) -> None:
     of their own."""
     of_mine = of_order(loader)
     if not wholly:
-        epochs = state.get("sampler_epoch"), sampler_epoch(loader)
-        if None in epochs or state.get("sampler") is not None:
+        epochs = state["sampler_epoch"], sampler_epoch(loader)
+        if None in epochs or state["sampler"] is not None:
             return
         of_mine = {n: v for n, v in of_mine.items() if None not in (v, state.get(n))}
         if of_mine.get("sampler_shuffle") is False and state["sampler_shuffle"] is False:
@@ -304,8 +304,8 @@ def one_of(states: list[State], loader: Any) -> State:
         ValueError: if a rank's state is missing, or if states are of different orders.
         UnequalPositions: if ranks differ in what they have received.
     """
-    names = [(state.get("rank"), state.get("world")) for state in states]  # older states lack them
-    found, (_, world) = {state.get("rank"): state for state in states}, names[0]
+    names = [(state["rank"], state["world"]) for state in states]
+    found, (_, world) = {state["rank"]: state for state in states}, names[0]
     if {*names} != {(rank, world) for rank in range(world or 0)}:
         listed = ", ".join(f"{rank} of {size}" for rank, size in names)
         raise ValueError(
@@ -329,7 +329,7 @@ def one_of(states: list[State], loader: Any) -> State:
 def _check_one_order(states: list[State]) -> None:
     """Raises ValueError if ranks that share one order have states of different ones."""
     first = states[0]
-    if any(state.get("block") is None for state in states):
+    if any(state["block"] is None for state in states):
         return  # each rank may have an order of its own
     for name in ("dataset_length", "sampler_seed", "sampler_shuffle"):
         for state in states:
@@ -345,9 +345,9 @@ def _check_one_order(states: list[State]) -> None:
 def _place(loader: Any, state: State) -> tuple[int, float] | None:
     """The epoch of a state and its position there; None if that is unknown."""
     reached = state["position"] if "position" in state else position(loader, state)
-    epoch = state.get("sampler_epoch")
+    epoch = state["sampler_epoch"]
     if epoch is None:
         epoch = state["user_epoch"] or 0
-    if not state.get("begun", True):  # between two epochs
+    if not state["begun"]:  # between two epochs
         reached = state["dataset_length"]
     return None if reached is None else (epoch, reached)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +25,7 @@ class Progress:
     head: int = 0  # all batches before this number are delivered
     beyond: set[int] = field(default_factory=set)  # and these after it
     by_worker: list[int] | None = None  # iterable datasets: batches delivered by each worker
-    sampler: Any = None  # watches the epoch's sampler; see iterators/samplers.py
+    sampler: Any = None  # watches the epoch's sampler; see iterators/position.py
     kept: list[Kept] = field(default_factory=list)  # state_dict() of each worker's dataset
     failed: int = 0  # samples skipped or replaced in delivered batches
     #: the sampler draws from a global generator while it is iterated
@@ -39,7 +38,7 @@ class Progress:
     origin: int = 0  # where an ElasticSampler went on in the order of all ranks
     first: int = 0  # position of its first sample from there in this rank's order
     ranks: Ranks | None = None  # the ranks that share the epoch; None: not started
-    chosen: Any = None  # with cache_reorder=True: which samples batches have; iterators/samplers.py
+    chosen: Any = None  # with cache_reorder=True: which samples batches have; cache/order.py
     unit: str = "batch"  # what the numbers count: "batch", or "sample" for batching="ready"
     number: int = 0  # of the loader's epoch, as stats() counts and the trace shows it
 
@@ -97,17 +96,6 @@ class Progress:
     def by_index(self) -> bool:
         """Whether samples are seeded by their indices; known once an index was drawn."""
         return self.chosen is not None and self.chosen.by_index
-
-    @property
-    def swaps(self) -> bool:
-        """Whether an index is chosen as late as it can be; known once one was drawn."""
-        return self.chosen is not None and self.chosen.swaps
-
-    @property
-    def most_ahead(self) -> int:
-        """How many batches may be in flight, whatever the prefetch window; known once an index was
-        drawn."""
-        return sys.maxsize if self.chosen is None else self.chosen.most_ahead
 
     @property
     def count(self) -> int:

@@ -87,12 +87,6 @@ def text_of(index: Any) -> str:
         return f"<{type(index).__name__}, whose repr raises {type(error).__name__}>"
 
 
-def timed_out(seconds: float, under_way: str = "") -> RuntimeError:
-    """torch's error for a batch that did not arrive within ``timeout=``. under_way: what
-    the workers were doing."""
-    return RuntimeError(f"DataLoader timed out after {seconds} seconds\n{under_way}".rstrip())
-
-
 #: stands for an exit code that no process has read: no exit code is that large
 UNKNOWN = 256
 
@@ -143,11 +137,6 @@ def describe_death(pid: int, status: int) -> str:
     return text
 
 
-def late_message(pid: int, what: str) -> str:
-    """The message about a sample, or a batch made by ``__getitems__``, that took too long."""
-    return f"{what} {exit_cause(pid) or 'took longer than sample_timeout'}"
-
-
 def never_began_message(pid: int | None) -> str:
     """The message when the process that starts spawned workers died before it started one."""
     cause = exit_cause(pid or 0)
@@ -194,17 +183,6 @@ def native_impossible_message(reason: str) -> str:
         f"worker_type='native' cannot serve this loader: {reason}. Change that, or use "
         "worker_type=None, which falls back to worker processes"
     )
-
-
-def thread_impossible_message(reason: str) -> str:
-    """Why worker_type="thread" is refused; reason includes what to do about it."""
-    return f"worker_type='thread' cannot serve this loader: {reason}."
-
-
-def stop_iteration_error(call: str) -> RuntimeError:
-    """The error that replaces a StopIteration of the dataset, which a for loop would take for the
-    end of the epoch."""
-    return RuntimeError(f"{call} of the dataset raised StopIteration")
 
 
 def as_ordinary_error(error: BaseException) -> Exception:

@@ -8,6 +8,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -30,7 +31,7 @@ from .iterators.across_iterators import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .iterators.stats import collect
 from .observe import loader_report as report
-from .option_values import option
+from .option_values import option, record
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
@@ -260,29 +261,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             splits = cuts(dataset, collate_fn, batch_size is not None)
             num_workers = num_workers or threads(remote, size or 1, splits)
             worker_type = worker_type or "thread"
-        options = Options(
-            scheduling=scheduling,
-            seed_per_sample=seed_per_sample,
-            seed_rank=seed_rank,
-            memory_limit=memory_limit,
-            max_retries=max_retries,
-            batching=batching,
-            worker_type=worker_type,
-            autoscale=autoscale,
-            straggler_threshold=straggler_threshold,
-            prefetch_next_epoch=prefetch_next_epoch,
-            on_error=on_error,
-            max_errors=max_errors,
-            sample_timeout=sample_timeout,
-            cache=cache,
-            cache_format=cache_format,
-            cache_reorder=cache_reorder,
-            device=device,
-            remote=remote,
-            pending_state=pending_state,
-        )
+        given = locals()
+        options = Options(**{field.name: given[field.name] for field in fields(Options)})
         options.check(num_workers, persistent_workers)
-        options.put(self)
+        record(self, vars(options))
         super().__init__(
             dataset,
             batch_size,
@@ -429,7 +411,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
-        if resume["begun"] and resume.get("sampler_epoch") is not None:
+        if resume["begun"] and resume["sampler_epoch"] is not None:
             set_sampler_epoch(self, resume["sampler_epoch"])
         reason = self._why_torch()
         if reason is not None or not resume["begun"]:
@@ -446,7 +428,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         again = resume["delivered"] + len(resume["delivered_beyond"])
         again += sum(resume["delivered_by_worker"] or [])
         units = "batches" if resume["unit"] == "batch" else "samples"
-        if resume.get("origin"):
+        if resume["origin"]:
             again, units = resume["position"], "samples"
         if again:
             warnings.warn(
@@ -471,8 +453,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @eager
     def stats(self) -> Stats:
-        """Returns what the loader has done and waits for; see ``minato.iterators.stats`` for the
-        fields."""
+        """Returns what the loader has done and waits for; docs/api.md lists the fields."""
         return cast(Stats, collect(self))
 
     @eager
@@ -502,7 +483,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             next(iterator, None)  # it makes delivered batches again before it draws others
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"] + 1)
-        if resume.get("sampler_epoch") is not None:
+        if resume["sampler_epoch"] is not None:
             set_sampler_epoch(self, resume["sampler_epoch"] + 1)
         if self.persistent_workers:
             iterator._reset(self)

@@ -25,8 +25,8 @@ from ._not_linux import CORE, NEEDS_LINUX
 from ._system import fair_memory
 from .cache.cache import Cache
 from .device.provider import target
-from .errors import native_impossible_message, program_level, thread_impossible_message
-from .option_values import default, option, record
+from .errors import native_impossible_message, program_level
+from .option_values import default, option
 from .text import parse_bytes
 from .typing import State
 
@@ -175,10 +175,6 @@ class Options:
     def of(cls, loader: Any) -> Options:
         """The options of a loader, from its current attributes."""
         return cls(**{name: option(loader, name) for name in cls.__dataclass_fields__})
-
-    def put(self, loader: Any) -> None:
-        """Stores the options in a loader."""
-        record(loader, vars(self))
 
     @property
     def static(self) -> bool:
@@ -469,4 +465,4 @@ class Options:
         if self.worker_type == "thread":
             reason = threads.why_not(loader) if CORE else NEEDS_LINUX
             if reason is not None:
-                raise ValueError(thread_impossible_message(reason))
+                raise ValueError(f"worker_type='thread' cannot serve this loader: {reason}.")

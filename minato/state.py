@@ -10,7 +10,7 @@ be made again and discarded.
 
 A sampler repeats its order from its generators (seeding/order_generators.py) and from the epoch
 that ``set_epoch`` gave it. A sampler whose order depends on anything else (a count of its own
-epochs, say) needs its own ``state_dict()``, see iterators/samplers.py. Otherwise the program
+epochs, say) needs its own ``state_dict()``, see iterators/position.py. Otherwise the program
 must restore it before it iterates over the loader. For the state of an iterable dataset:
 stateful.py.
 
@@ -181,8 +181,8 @@ def unpack_ratios(text: str | None, known: int) -> bytes:
 
 
 def _hint_errors(state: State) -> list[tuple[float, ...]]:
-    """The last argument of CostModel.load(), if the state holds it. Older ones do not."""
-    errors = state.get("hint_errors")
+    """The last argument of CostModel.load(), if the state holds it."""
+    errors = state["hint_errors"]
     if errors is None:
         return []
     sound = isinstance(errors, list) and len(errors) == 3
@@ -289,6 +289,14 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 }
 
 
+#: fields that older states lack, with what they were then. A state without ``position`` does not say
+#: that it is unknown, and one without ``sampler_seed`` or ``sampler_shuffle`` is of any
+_LATER: State = {
+    "begun": True, "sampler_epoch": None, "failed": 0, "origin": 0, "sampler": None,
+    "worker_states": None, "order": None, "seed": None, "rank": None, "world": None, "block": None,
+    "hint_ratios": None, "hint_errors": None,
+}  # fmt: skip
+
 #: fields of a worker's state
 _OF_WORKERS: dict[str, tuple[type, ...]] = {
     "ended": (bool,),
@@ -302,43 +310,44 @@ def _whole_numbers(values: list[Any]) -> bool:
     return all(type(v) is int and v >= 0 for v in values)
 
 
-def _check_form(state: Any) -> None:
-    if not isinstance(state, dict) or "version" not in state:
+def _checked(given: Any) -> State:
+    """A state with all fields. Raises ValueError if it is none, or damaged."""
+    if not isinstance(given, dict) or "version" not in given:
         raise ValueError(
             "this is not a state of minato.DataLoader (it has no 'version'); pass the return value "
             "of state_dict()"
         )
-    if type(state["version"]) is not int or state["version"] not in READS:
+    if type(given["version"]) is not int or given["version"] not in READS:
         raise ValueError(
-            f"the state was written by another version of minato (format {state['version']}, "
+            f"the state was written by another version of minato (format {given['version']}, "
             f"this version reads {VERSION}); load it with that version"
         )
-    missing = sorted(set(_FIELDS) - set(state))
+    missing = sorted(set(_FIELDS) - set(given))
     if missing:
         raise ValueError(f"the state is incomplete: {', '.join(missing)} missing")
+    lacking = {name: was for name, was in _LATER.items() if name not in given}
+    state: State = {**given, **lacking}
     for name, types in _FIELDS.items():
         if not isinstance(state[name], types) or isinstance(state[name], bool):
             raise ValueError(f"the state is damaged: {name} is {state[name]!r}")
-    if not isinstance(state.get("begun", True), bool):  # older states lack it
+    if not isinstance(state["begun"], bool):
         raise ValueError(f"the state is damaged: begun is {state['begun']!r}")
     lists = (state["delivered_beyond"], state["delivered_by_worker"] or [])
-    numbers = [state["epoch"], state["delivered"], state["user_epoch"] or 0]
-    if state.get("sampler_epoch") is not None:  # older states lack it
-        numbers.append(state["sampler_epoch"])
-    numbers.append(state.get("failed", 0))  # states from before on_error lack it
-    numbers.append(state.get("origin", 0))  # states from before ElasticSampler lack it
+    numbers = [state[name] for name in ("epoch", "delivered", "failed", "origin")]
+    numbers += [state[name] for name in ("user_epoch", "sampler_epoch") if state[name] is not None]
     if not all(_whole_numbers(v) for v in (*lists, numbers)) or max(numbers) >= 2**63:
         raise ValueError("the state is damaged: a count is not an integer from 0 to 2**63 - 1")
-    _check_sampler(state.get("sampler"), state["delivered"])
-    _check_worker_states(state.get("worker_states"))  # older states lack it
-    if state.get("rank") is not None:  # older states lack it
+    _check_sampler(state["sampler"], state["delivered"])
+    _check_worker_states(state["worker_states"])
+    if state["rank"] is not None:
         _check_ranks(state)
     if len(state["costs"]) != (3 if state["version"] == 1 else 2):
         raise ValueError("the state is damaged: costs must be two lists")
+    return state
 
 
 def _check_ranks(state: State) -> None:
-    numbers: list[Any] = [state.get(name) for name in Ranks._fields]
+    numbers: list[Any] = [state[name] for name in Ranks._fields]
     if numbers[2] is None:
         numbers[2] = 1
     if not _whole_numbers(numbers) or numbers[0] >= numbers[1] or numbers[2] == 0:
@@ -346,7 +355,7 @@ def _check_ranks(state: State) -> None:
 
 
 def _check_position(state: State) -> None:
-    reached, origin, length = state["position"], state.get("origin", 0), state["dataset_length"]
+    reached, origin, length = state["position"], state["origin"], state["dataset_length"]
     delivered, world, size = state["delivered"], state["world"], state["batch_size"]
     sound = _whole_numbers([reached]) and origin <= reached < 2**63
     if sound and reached != length and size is not None:
@@ -396,8 +405,7 @@ def _check_worker_states(states: Any) -> None:
 def in_mid_epoch(state: State) -> bool:
     """Whether some of the epoch's batches were delivered."""
     counts = state["delivered_by_worker"] or []
-    at = state["delivered"], state["delivered_beyond"], state.get("origin")  # older states lack it
-    return any(at) or any(counts)
+    return any((state["delivered"], state["delivered_beyond"], state["origin"], *counts))
 
 
 def _check_fit(state: State, loader: Any) -> None:
@@ -407,7 +415,7 @@ def _check_fit(state: State, loader: Any) -> None:
         return
     ready = option(loader, "batching") == "ready" and loader.num_workers > 0
     unit = "sample" if ready else "batch"
-    if state.get("order") is not None and not option(loader, "cache_reorder"):
+    if state["order"] is not None and not option(loader, "cache_reorder"):
         raise ValueError(
             "the state was taken in mid-epoch with cache_reorder=True, where samples do not come in the "
             "sampler's order. Load it into a loader with cache_reorder=True"
@@ -434,7 +442,7 @@ def _check_fit(state: State, loader: Any) -> None:
             f"the state was taken in mid-epoch with dataset_length={length}, but this loader "
             f"has {mine}, so its position does not apply here: use the same value"
         )
-    known = state.get("rank") is not None and state.get("position") is not None  # not if it is old
+    known = state["rank"] is not None and state.get("position") is not None  # not if it is old
     if known and not state["delivered_beyond"]:
         _check_position(state)
     if iterable and len(by_worker) != max(1, loader.num_workers):
@@ -454,9 +462,9 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     batches as the rank that took the state. Assume it even if the sampler does not say how it deals
     them."""
     mine, mid_epoch = ranks_of(loader), in_mid_epoch(state)
-    if state.get("rank") is None:  # an older state
+    if state["rank"] is None:  # an older state
         state = {**state, **mine._asdict()}
-    theirs = Ranks(state["rank"], state["world"], state.get("block"))
+    theirs = Ranks(state["rank"], state["world"], state["block"])
     differs = misfit(loader, state, theirs, mine) if mid_epoch else None
     if mid_epoch:
         check_order(loader, state, wholly=bool(differs) or elastic_of(loader) is not None)
@@ -465,7 +473,7 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
         state = {**state, **at, "batch_size": batch_size_of(loader)}
     elif theirs.rank == mine.rank:
         return state
-    if mid_epoch and state.get("order") is not None:
+    if mid_epoch and state["order"] is not None:
         raise ValueError(
             f"the state was taken in mid-epoch with cache_reorder=True by rank {theirs.rank}, but this is "
             f"rank {mine.rank}, which has had other samples. Save the state of each rank, and load each "
@@ -493,7 +501,7 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
              "worker_states": None, "delivered": delivered, "delivered_beyond": []}  # fmt: skip
     if not mid_epoch and not dealt:
         return {**state, "base_seed": None}
-    seed, own = state.get("seed"), seed_of(loader)  # older states lack it
+    seed, own = state["seed"], seed_of(loader)
     shared = state["base_seed"] in (None, state.get("sampler_seed"))  # as of an ElasticSampler
     own_state = (theirs.rank, theirs.world) == (mine.rank, mine.world)  # of another batch size
     if not (shared or own_state) and seed not in (None, own) and own < SYSTEMS_SEEDS:
@@ -517,33 +525,30 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
 
 def of_all_ranks(states: Any, loader: Any) -> State:
     """The state to load, of a list with those of all ranks; see ``elastic.one_of``."""
-    for state in states:
-        _check_form(state)
-    return one_of(list(states), loader)
+    return one_of([_checked(state) for state in states], loader)
 
 
 def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:
     """The state as iterators use it; raises ValueError that says what is wrong. in_step: see
     ``_of_this_rank``."""
-    _check_form(state)
-    state = copy.deepcopy(state)  # the program may change its own later
+    state = copy.deepcopy(_checked(state))  # the program may change its own later
     _check_fit(state, loader)
     state = _of_this_rank(state, loader, in_step)
     generators = _unpack_generators(state["generators"])
     Sources(loader).check(generators)
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)
-    ratios = unpack_ratios(state.get("hint_ratios"), len(costs[0]) // 8)  # older states lack it
+    ratios = unpack_ratios(state["hint_ratios"], len(costs[0]) // 8)
     more: State = {"starts": starts, "as_given": dict(state), "order": None}
     more["costs"] = [*costs, ratios, *_hint_errors(state)]
-    if state.get("order") is not None:  # older states lack it
+    if state["order"] is not None:
         more["order"] = unpack(state["order"], MOST_BYTES)
-    begun = state["base_seed"] is not None and state.get("begun", True)  # older states lack it
+    begun = state["base_seed"] is not None and state["begun"]
     return {**state, "generators": generators, "begun": begun, **more}
 
 
 def _starts(state: State, loader: Any) -> list[Start] | None:
     """Where each worker resumes, from its dataset's own state."""
-    states, workers = state.get("worker_states"), loader.num_workers
+    states, workers = state["worker_states"], loader.num_workers
     if states is None:
         return None
     iterable = loader._dataset_kind == _DatasetKind.Iterable

@@ -91,30 +91,35 @@ def load_state(part: Any, state: Any, what: str) -> None:
     part.load_state_dict(state)
 
 
-def initial_state(dataset: Any) -> bytes | None:
-    """The state of an iterable dataset, pickled, for begin_anew(). None: it has none, so it goes on
-    as it will."""
-    with contextlib.suppress(Exception):
-        if isinstance(dataset, IterableDataset) and is_stateful(dataset):
-            return pickle.dumps(dataset.state_dict())  # type: ignore[attr-defined]
-    return None
+class Loaded:
+    """Whether a dataset has loaded a state in this process, so that its next epoch can begin anew. Not
+    a state that the program itself has loaded."""
 
+    def __init__(self) -> None:
+        self._loaded = False
+        self._initial: bytes | None = None  # of an iterable dataset before that, pickled
 
-def begin_anew(dataset: Any, initial: bytes | None = None) -> None:
-    """Lets a dataset that has loaded a state start its next epoch at the beginning. A stream of
-    Hugging Face's datasets would start at the loaded state whenever its epoch is that of the state.
-    This is always so if the program counts no epochs. Not for a state that the program itself has
-    loaded.
-
-    initial: the state of another iterable dataset before that, pickled. It is loaded, but for counts
-    of epochs, which go on."""
-    if "_starting_state_dict" in own_attributes(dataset):
-        dataset._starting_state_dict = None
-    elif initial is not None:
-        state, now = pickle.loads(initial), _asked(dataset, "dataset")
-        if isinstance(state, dict) and isinstance(now, dict):
-            state |= {key: value for key, value in now.items() if "epoch" in str(key).lower()}
+    def load(self, dataset: Any, state: Any) -> None:
+        """Gives the dataset its own state back, if there is one."""
+        self._loaded, self._initial = state is not None, None
+        if self._loaded and isinstance(dataset, IterableDataset) and is_stateful(dataset):
+            with contextlib.suppress(Exception):  # without one it goes on as it will
+                self._initial = pickle.dumps(dataset.state_dict())  # type: ignore[attr-defined]
         load_state(dataset, state, "dataset")
+
+    def begin_anew(self, dataset: Any) -> None:
+        """Lets the dataset start its next epoch at the beginning. A stream of Hugging Face's datasets
+        would start at the loaded state whenever its epoch is that of the state. This is always so if
+        the program counts no epochs. Another iterable dataset loads its state of before, but for
+        counts of epochs, which go on."""
+        initial, self._initial = self._initial, None
+        if self._loaded and "_starting_state_dict" in own_attributes(dataset):
+            dataset._starting_state_dict = None
+        elif initial is not None:
+            state, now = pickle.loads(initial), _asked(dataset, "dataset")
+            if isinstance(state, dict) and isinstance(now, dict):
+                state |= {key: value for key, value in now.items() if "epoch" in str(key).lower()}
+            load_state(dataset, state, "dataset")
 
 
 def load_iterator_state(fetcher: Any, snapshot: Snapshot) -> None:
@@ -175,8 +180,7 @@ class Snapshots:
     def __init__(self, where: str) -> None:
         self._where = where
         self._generators = Generators()
-        self._told = False  # whether the dataset has loaded a state
-        self._initial: bytes | None = None  # of an iterable dataset before that, for the next epoch
+        self._loaded = Loaded()
         self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, if Stateful
         self._time = TimeShare(SHARE, cheap_ns=CHEAP_NS)
 
@@ -192,9 +196,7 @@ class Snapshots:
         Later in an epoch they are set afterwards. set_all: sets global generators to their
         states."""
         snapshot = Snapshot() if pickled is None else read(pickled)
-        self._told = snapshot.dataset is not None
-        self._initial = initial_state(dataset) if self._told else None
-        load_state(dataset, snapshot.dataset, "dataset")
+        self._loaded.load(dataset, snapshot.dataset)
         drawn = snapshot.generators
         states = {} if drawn is None else {**self._generators.initial, **drawn}
         if snapshot.begins:
@@ -210,21 +212,15 @@ class Snapshots:
         self._asked = (dataset, fetcher) if may_be_asked(dataset, fetcher) else None
 
     def forget(self) -> None:
-        """Holds neither dataset nor fetcher any more."""
+        """Stops asking, and holds neither dataset nor fetcher any more."""
         self._asked = None
 
     def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
         """Starts an epoch: its fetcher, and the snapshot of its start, pickled."""
         begin = Snapshot(begins=True, generators=self._generators.drawn())
-        if self._told:
-            begin_anew(dataset, self._initial)
-            self._initial = None
+        self._loaded.begin_anew(dataset)
         fetcher = create()
         return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
-
-    def rest(self) -> None:
-        """Stops asking."""
-        self._asked = None
 
     def taken(self, at_any_cost: bool = False) -> bytes | None:
         """A snapshot, pickled, if dataset or iterator is Stateful and the time allows it."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
-
-from .errors import timed_out
 
 
 class TimeShare:
@@ -66,5 +65,8 @@ class Deadline:
         self._left -= min(now - self._looked, 2 * self._part) if self.seconds > 0 else 0.0
         self._looked = now
         if self._left <= 0:
-            raise timed_out(self.seconds, self._under_way())
+            text = ""
+            with contextlib.suppress(Exception):  # the time-out is an error in any case
+                text = self._under_way()
+            raise RuntimeError(f"DataLoader timed out after {self.seconds} seconds\n{text}".rstrip())
         return min(self._left, self._part)

@@ -1,6 +1,6 @@
 """Types for programs that are checked: what options take, and what ``stats()`` returns.
 
-``minato.iterators.stats`` says what each field holds.
+docs/api.md says what each field holds.
 """
 
 from __future__ import annotations

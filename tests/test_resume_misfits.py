@@ -316,7 +316,8 @@ def test_a_share_of_a_longer_epoch_allows_more(workers: int) -> None:
     if workers:  # their copies of the dataset have their own value
         data.of_hundred = 0
         lists(loader)
-        assert loader._iterator._position.allowed.most() == 20
+        position = loader._iterator._position
+        assert position.allowed.most(position.progress, position.sources) == 20
         return
     data.of_hundred = 4
     assert sum(map(len, loader)) == 192

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..iterators import window
+from ..iterators import planner
 from ..iterators.across_iterators import memo_of
 from ..loader import DataLoader
 from ..options import Options
@@ -278,8 +278,8 @@ def rebuild(loader: Any, request: RateRequest) -> Any:
         given.pop("multiprocessing_context", None)
     made = DataLoader(dataset, **given)
     if request.most:
-        if window.may_look_ahead(loader):  # then the study's own sampler may be read ahead, too
-            window.may_look_ahead = lambda loader: True  # this process has no other loader
+        if planner.may_look_ahead(loader):  # then the study's own sampler may be read ahead, too
+            planner.may_look_ahead = lambda loader: True  # this process has no other loader
         # what it would have learnt in an earlier epoch
         costs = request.costs if request.learnt else {}
         known = {int(index): seconds for index, seconds in costs.items() if index.isdecimal()}

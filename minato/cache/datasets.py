@@ -28,7 +28,7 @@ from .cache import REMOVED, Cache, DataSet, _data_set
 from .depends import Found, Unknown, attributes_of, generators_of, of_methods
 from .folders import Folder, is_folder
 from .memoize import seeded
-from .order import Keys
+from .order import Following, Keys, share_of
 from .readers import MadeOf, Reader, size_of, spread
 from .room import has_room, size_for
 
@@ -329,6 +329,18 @@ class CacheOfLoader:
             self._keys = Keys(words)
         return self._keys
 
+    def follow(self, indices: np.ndarray) -> Following | None:
+        """Follows the cache during an epoch of these indices. None unless another job is attached: a job that
+        is alone reads no less with swaps."""
+        store = self.cache._attached()
+        stats = store.stats() if store is not None else {"jobs": 0}
+        if store is None or stats["jobs"] < 2:
+            return None
+        keys = self.keys()
+        if keys is None or int(indices.max()) >= len(keys.words):
+            return None
+        return Following(store, keys, indices, share_of(stats))
+
     def _tell_of_changes(self, made_of: list[MadeOf]) -> None:
         """Says once what cannot be compared, and what has changed since the last epoch, as values are then made
         again."""
@@ -353,7 +365,7 @@ class CacheOfLoader:
         return sum(reader.sizes(False) is not None for reader in self._readers)
 
     def stats(self) -> dict[str, Any]:
-        """For ``DataLoader.stats()``; see ``minato.iterators.stats``."""
+        """For ``DataLoader.stats()``; see docs/api.md."""
         store = self.cache._attached()
         if store is None:
             return {**NOTHING, "off": self.cache._off}

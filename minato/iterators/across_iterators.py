@@ -3,10 +3,6 @@
 Stored outside the loader, because libraries copy, pickle and rebuild loaders from their
 attributes. The state from which the next iterator resumes is an attribute (``pending_state``) for
 the same reason: the rebuilt loader resumes from it.
-
-A dataset's copies in persistent workers are told its epoch. ``DataLoader.set_epoch`` reaches these
-copies. A program, or its sampler when it is iterated, may instead call the dataset's own
-``set_epoch`` or set its ``epoch``. The copies then get the epoch of the program's dataset.
 """
 
 from __future__ import annotations
@@ -23,11 +19,12 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from .._not_linux import CORE, NoCosts
 from ..cache.cache import any_open
-from ..dataset_calls import has_shared_buffers, offered
+from ..dataset_calls import has_shared_buffers
 from ..epoch_progress import Progress, length_of
 from ..errors import program_level
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, pack_costs, pack_ratios
+from ..stateful import Loaded
 from ..transport.rows_or_whole import SampleTransport
 from ..typing import State
 
@@ -96,8 +93,7 @@ class Memo:
         self.sampler_end: Said | None = None  # its sampler's state at the end of the last epoch
         self.resume: State | None = None  # an opened state, for the next iterator
         self.user_epoch = 0  # 1 + what set_epoch was told
-        self.loaded_dataset = False  # it has loaded a state in this process
-        self.initial: bytes | None = None  # its state before that
+        self.loaded = Loaded()  # the dataset, in this process
         self._warned: set[str] = set()  # subjects of warnings that are shown once
         self.elastic_epoch: int | None = None  # the latest that an ElasticSampler has begun
         self.hints_refused = False  # cost_hint() has failed, and is not asked again
@@ -108,8 +104,8 @@ class Memo:
         self.misses: Misses | None = None  # of the latest iterator's caches
         self.cache_used = False  # an iterator has begun while a cache was open
         self.copies: Copies | None = None  # to a device, of the latest iterator
-        #: the worker scheduler's last result, and its bounds on the number of workers
-        self.scheduler: tuple[tuple[int, int, int], bytes] | None = None
+        #: by the bounds on the number of workers: the number that was sufficient, for a new engine
+        self.schedulers: dict[tuple[int, int, int], bytes] = {}
         self.trace_group: tuple[int, Any] = (0, lambda: None)  # number, weak reference
         self.trace_number = 0  # of its first group, which is the loader's number
 
@@ -121,7 +117,16 @@ class Memo:
 
     def through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
         """How a new iterator reads the dataset: through the loader's cache, if it has one."""
-        through = self._through(dataset, options, loader)
+        through = None
+        if options.cache is None:
+            self.cached = None
+        else:
+            if self.cached is None or self.cached.given is not options.cache:
+                from ..cache.datasets import CacheOfLoader  # not at import: few programs have a cache
+
+                self.cached = CacheOfLoader(options.cache)
+            evicts = not in_sequence(loader)
+            through = self.cached.through(dataset, options.cache_format, evicts=evicts)
         self.misses = None
         if through is not None or any_open():
             from ..cache.misses import Misses
@@ -133,16 +138,6 @@ class Memo:
     def missed(self) -> Missed | None:
         """Values that the caches did not have while the latest iterator ran."""
         return self.misses.seen() if self.misses is not None else None
-
-    def _through(self, dataset: Any, options: Options, loader: Any) -> Through | None:
-        if options.cache is None:
-            self.cached = None
-            return None
-        if self.cached is None or self.cached.given is not options.cache:
-            from ..cache.datasets import CacheOfLoader
-
-            self.cached = CacheOfLoader(options.cache)
-        return self.cached.through(dataset, options.cache_format, evicts=not in_sequence(loader))
 
     def packed_costs(self) -> list[str | None]:
         """Packed costs and ratios to hints for a state. With millions of samples they may be slightly
@@ -171,21 +166,6 @@ class Memo:
                 stacklevel=program_level(),
             )
         self.elastic_epoch = epoch
-
-    def asks_for_samples(self) -> bool:
-        """Whether workers should describe their first samples, see transport/messages.py."""
-        return self.shape.unsure or self.costs.summary()["send_ns"] is None
-
-    def save_scheduler(self, bounds: tuple[int, int, int], engine: Any) -> None:
-        """At the end of an iterator: saves the number of workers that it found sufficient."""
-        found = engine.scheduler()
-        if found is not None:
-            self.scheduler = (bounds, found["saved"])
-
-    def saved_scheduler(self, bounds: tuple[int, int, int]) -> bytes | None:
-        """The saved number, for a new engine; None if the user has set other bounds since."""
-        saved = self.scheduler
-        return saved[1] if saved is not None and saved[0] == bounds else None
 
     @contextlib.contextmanager
     def until_begun(self, loader: Any) -> Iterator[None]:
@@ -247,64 +227,3 @@ def memo_of(loader: Any) -> Memo:
         set_pending(loader, None)  # load_state_dict() sets it again if it fits
         loader.load_state_dict(pending)
     return memo
-
-
-#: attributes in which datasets keep their epoch
-NAMES = ("epoch", "_epoch", "current_epoch", "_current_epoch")
-
-
-def epoch_of(dataset: Any) -> tuple[str, int] | None:
-    """The name and value of the attribute; runs no code of the dataset."""
-    own = getattr(dataset, "__dict__", {})
-    for name in NAMES:
-        value = own.get(name, getattr(type(dataset), name, None))
-        if type(value) is int and 0 <= value < 2**63:
-            return name, value
-    return None
-
-
-class DatasetEpochs:
-    """Finds the epoch that the dataset's copies in one iterator's workers should get."""
-
-    def __init__(self, loader: Any, memo: Memo) -> None:
-        self._dataset, self._memo = loader.dataset, memo
-        self._copied = self._as_torch = self._overlap = False
-        self._by_loader = self._sent = memo.user_epoch
-        self._known = epoch_of(self._dataset)
-
-    def workers_start(self, copied: bool, as_torch: bool, overlap: bool) -> None:
-        """copied: each worker keeps a copy of the current dataset for more than one epoch.
-        as_torch: workers must make the same samples as torch's workers, which get no epoch.
-        overlap: an epoch may start while the previous one ends; then copies get it again."""
-        self._copied, self._as_torch, self._overlap = copied, as_torch, overlap
-        self._by_loader = self._sent = self._memo.user_epoch
-        self._known = epoch_of(self._dataset)
-
-    def for_workers(self, user_epoch: int) -> int:
-        """1 + the epoch that copies get before the first sample of an epoch; 0: none. Call it after
-        the sampler has yielded the epoch's first index. user_epoch: 1 + the epoch of the loader's
-        set_epoch(); 0: it was not called."""
-        now, known = epoch_of(self._dataset), self._known
-        self._known = now
-        if user_epoch != self._by_loader:
-            self._by_loader = self._sent = user_epoch
-        elif self._copied and now is not None and (
-            now != known or (self._overlap and self._sent == 0)
-        ):
-            if not self._as_torch and offered(self._dataset, "set_epoch") is not None:
-                self._sent = now[1] + 1
-            elif now != known and self._memo.warns_of("the dataset's epoch"):
-                self._hint(*now)
-        return self._sent
-
-    def _hint(self, name: str, value: int) -> None:
-        kind = type(self._dataset).__name__
-        give = ""
-        if offered(self._dataset, "set_epoch") is None:
-            give = f"give {kind} a method set_epoch(epoch), and "
-        warnings.warn(
-            f"{kind}.{name} is {value} in the program now. Persistent workers keep copies of "
-            "the dataset, in which it still has the value from their start. To update them, "
-            f"{give}call set_epoch(epoch) of the loader. This warning is shown once.",
-            stacklevel=program_level(),
-        )

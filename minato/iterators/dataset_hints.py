@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 
 from .._core import Seeder
 from ..dataset_calls import attribute, by_part, offered, own_attributes, parts_of
-from ..errors import add_note, program_level, stop_iteration_error
+from ..errors import add_note, program_level
 from ..sampler_indices import each_index, whole_number
 from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
@@ -357,14 +357,6 @@ class Groups:
     def __init__(self, key: Key) -> None:
         self._key = key
         self._together: set[Any] = set()  # the keys of the current merged group
-        self._asked: tuple[Any, bytes] | None = None  # last argument of of(), and its result
-
-    def of(self, indices: Any) -> bytes:
-        """Like begins(). Caches the result for the same list, in case the engine had no space for
-        it."""
-        if self._asked is None or self._asked[0] is not indices:
-            self._asked = indices, self.begins(indices)
-        return self._asked[1]
 
     def begins(self, indices: Any) -> bytes:
         """A byte for each index: 1 if a new group begins there, also compared with the previous
@@ -387,7 +379,9 @@ class Groups:
             hash(key)
             return key
         except StopIteration as error:
-            raise stop_iteration_error(f"locality_key({index!r})") from error
+            # a for loop would take it for the end of the epoch
+            text = f"locality_key({index!r}) of the dataset raised StopIteration"
+            raise RuntimeError(text) from error
         except Exception as error:
             add_note(error, f"It was raised for locality_key({index!r}) of the dataset.")
             raise

@@ -10,17 +10,18 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .. import _core
 from .._core import Block, Engine
+from .._notes import exit_cause
 from .._records import Loss
+from ..epoch_progress import Progress
 from ..errors import (
-    LATE, Failure, LoaderFailure, WorkerLost, add_note, describe_death, late_message, text_of,
-    warn,
+    LATE, Failure, LoaderFailure, WorkerLost, add_note, describe_death, text_of, warn,
 )  # fmt: skip
 from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
@@ -28,8 +29,6 @@ from ..text import counted
 from ..workers.answers import BATCH
 from ..workers.on_error import FailedSample
 
-if TYPE_CHECKING:
-    from ..epoch_progress import Progress
 
 def unread(
     error: Exception, number: int, indices: Any, row0: int = 0, rows: int = 0
@@ -73,19 +72,18 @@ class Amended(Failure):
 
 def note(number: int, indices: Any, row: int | None = None) -> str:
     """The note on an error: batch number and, if known, the sample."""
-    if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
-        return f"minato: batch {number}, sample indices {_short(indices)}"
-    return f"minato: sample index {text_of(indices[row])}, position {row} of batch {number}"
+    return f"minato: {placed(number, indices, row)}"
 
 
 def placed(number: int, indices: Any, row: int | None) -> str:
-    """Describes what a worker is doing: a sample of a batch, or the whole batch. row: None if it
-    is unknown."""
-    if indices is not None and row is None:
+    """Names a sample of a batch, or the whole batch. row: None if it is unknown."""
+    if indices is None:
+        return f"batch {number}"
+    if row is None or not isinstance(indices, (Sequence, torch.Tensor, np.ndarray)):
         return f"batch {number}, sample indices {_short(indices)}"
     try:
         return f"sample index {text_of(indices[row])}, position {row} of batch {number}"
-    except Exception:  # collating, an iterable dataset, or indices without positions
+    except Exception:  # it is being collated, or its indices have no positions
         return f"batch {number}"
 
 
@@ -130,11 +128,20 @@ def refused(engine: Engine, block: Block, what: str) -> Failure:
 class Part(NamedTuple):
     """Neighbouring rows of one of the sampler's batches (usually all of them) within a batch."""
 
-    number: int  # of the sampler's batch
-    indices: Any  # what the sampler gave for it
+    batch: Any  # the sampler's: planner.Batch
     block: Block
     row0: int = 0
     rows: int = sys.maxsize
+
+    @property
+    def position(self) -> int:
+        """Of its first sample in the sampler's order."""
+        return int(self.batch.position) + self.row0
+
+    @property
+    def indices(self) -> Any:
+        """The sampler's indices of these rows."""
+        return self.batch.indices[self.row0 : self.row0 + self.rows]
 
 
 def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
@@ -144,10 +151,8 @@ def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
     found: list[tuple[int, int, int, list[Any]]] = []
     for part in parts:
         for loss in engine.lost(part.block):
-            whole = part.block.kind == BATCH
-            samples = _late(part, loss, together and whole) or _lost_of(part, loss, whole)
-            if samples:
-                found.append((part.number, loss.pid, loss.status, samples))
+            if samples := _lost_of(part, loss, together):
+                found.append((part.batch.number, loss.pid, loss.status, samples))
     number, pid, status, first = found[0]
     others = [index for *_, samples in found[1:] for index in samples]
     index = first if len(first) > 1 else first[0]
@@ -159,7 +164,8 @@ def lost(engine: Engine, parts: list[Part], together: bool = False) -> Failure:
 
 def _loading(pid: int, status: int, index: Any, number: int) -> str:
     if status == LATE:
-        return late_message(pid, f"Sample index {text_of(index)} of batch {number}")
+        late = exit_cause(pid) or "took longer than sample_timeout"
+        return f"Sample index {text_of(index)} of batch {number} {late}"
     return (
         f"{describe_death(pid, status).rstrip()} It was loading sample index {text_of(index)} of "
         f"batch {number}. Every earlier attempt also ended this way."
@@ -172,44 +178,32 @@ def lost_sample(loss: Loss, index: Any, number: int) -> WorkerLost:
     return WorkerLost(text, loss.pid, index, loss.status)
 
 
-def _late(part: Part, loss: Loss, together: bool) -> list[Any]:
-    """The index of the sample that took too long, if it is one of the part's."""
-    here = part.row0 <= loss.row < part.row0 + part.rows and type(part.indices) in (list, tuple)
-    if loss.status != LATE or together or not here or loss.row >= len(part.indices):
-        return []
-    return [part.indices[loss.row]]
-
-
-def _lost_of(part: Part, loss: Loss, whole: bool) -> list[Any]:
-    """The lost indices of a part. whole: the task was the whole batch."""
+def _lost_of(part: Part, loss: Loss, together: bool) -> list[Any]:
+    """The lost indices of a part: of the sample that took too long, if that is known, or of all that
+    the task makes."""
+    indices, whole = part.batch.indices, part.block.kind == BATCH
+    here = part.row0 <= loss.row < part.row0 + part.rows and type(indices) in (list, tuple)
+    if loss.status == LATE and not (together and whole) and here and loss.row < len(indices):
+        return [indices[loss.row]]
     if whole:  # it is unknown which sample was running
-        return part.indices if type(part.indices) is list else [part.indices]
+        return indices if type(indices) is list else [indices]
     end = min(loss.row0 + loss.nrows, part.row0 + part.rows)
-    return list(part.indices[max(loss.row0, part.row0) : end])
+    return list(indices[max(loss.row0, part.row0) : end])
 
 
 def no_room() -> Failure:
     """The error of a worker that had no memory for its result."""
-    try:
-        raise MemoryError(
-            "a worker's result exceeds memory_limit. Raise memory_limit, retain fewer batches, or "
-            "use smaller batches. `ulimit -v` and `ulimit -f` may make it smaller than you have set it"
-        )
-    except MemoryError as error:
-        return Failure.of(error, "in DataLoader worker process")
+    error = MemoryError(
+        "a worker's result exceeds memory_limit. Raise memory_limit, retain fewer batches, or "
+        "use smaller batches. `ulimit -v` and `ulimit -f` may make it smaller than you have set it"
+    )
+    return Failure.of(error, "in DataLoader worker process")
 
 
 #: how many failed samples stats() lists
 NAMED = 100
 #: and the warning at an epoch's end
 FIRST = 5
-
-
-class Stands(Protocol):
-    """The part of ``position.Position`` that is used here."""
-
-    progress: Progress
-    sources: Sources
 
 
 class ErrorsAllowed:
@@ -220,18 +214,14 @@ class ErrorsAllowed:
         latest: (index, error text, index of the replacement or None) of the last of them.
     """
 
-    def __init__(self, loader: Any, options: Options, position: Stands) -> None:
+    def __init__(self, loader: Any, options: Options) -> None:
         self.mode = options.on_error
         self.left_out = self.replaced = 0
         self.latest: deque[tuple[Any, str, Any]] = deque(maxlen=NAMED)
-        self._position = position
         self._max_errors = options.max_errors
-        self._first: tuple[Any, Failure] | None = None  # its epoch's progress, and the failure
-        self._batch_size: int | None = batch_size_of(loader)
-        if loader.batch_sampler is None:
-            self._batch_size = 1
+        self._batch_size = batch_size_of(loader) if loader.batch_sampler is not None else 1
         self._batches = self._asked = 0  # those amiss, and the samples asked for in them
-        self._untold: _Untold | None = None  # of the latest epoch with failures
+        self._epoch: _FailuresOfEpoch | None = None  # the latest epoch with failures
 
     def as_stats(self) -> dict[str, Any]:
         """Counts for stats()."""
@@ -241,14 +231,13 @@ class ErrorsAllowed:
             "latest": list(self.latest),
         }
 
-    def most(self) -> int:
+    def most(self, progress: Progress, sources: Sources) -> int:
         """How many samples of an epoch may fail. A share allows at least one; if the length of the
         epoch is unknown, it is a share of what was delivered."""
         if type(self._max_errors) is int:
             return self._max_errors
-        samples = _samples_of(self._position.sources, self._size())
+        samples = _samples_of(sources, self._size())
         if samples is None:
-            progress = self._position.progress
             per_unit = 1 if progress.unit == "sample" else self._size()
             samples = int((progress.count + 1) * per_unit)
         return max(1, int(self._max_errors * samples))
@@ -259,29 +248,22 @@ class ErrorsAllowed:
             return self._batch_size
         return self._asked / max(1, self._batches)
 
-    def take(self, batch: Amended) -> Any:
-        """The batch's data. Raises the epoch's first failure if the limit is exceeded."""
-        progress = self._position.progress
+    def take(self, batch: Amended, progress: Progress, sources: Sources) -> Any:
+        """The batch's data. Raises the epoch's first failure if the limit is exceeded. progress: of
+        the epoch; sources: its samplers."""
         self._batches, self._asked = self._batches + 1, self._asked + batch.asked
-        if self._untold is not None and self._untold.progress is not progress:
+        if self._epoch is None or self._epoch.progress is not progress:
             self.warn()
-        if self._untold is None:
-            self._untold = _Untold(progress)
+            self._epoch = _FailuresOfEpoch(progress, batch.amiss[0].failure)
         for one, index in zip(batch.amiss, batch.indices):
             progress.failed += 1
-            if one.replaced:
-                self.replaced += 1
-            else:
-                self.left_out += 1
+            self.replaced += one.replaced
+            self.left_out += not one.replaced
             text = str(one.failure.wrapper.exc_msg).strip().rpartition("\n")[2]
             self.latest.append((index, text, one.instead if one.replaced else None))
-            self._untold.add(index, text, one.replaced)
-            if self._first is None or self._first[0] is not progress:
-                self._first = progress, one.failure
-        if progress.failed > (most := self.most()):
-            assert self._first is not None
-            first = self._first[1]
-            self._untold = None  # the error tells
+            self._epoch.add(index, text, one.replaced)
+        if progress.failed > (most := self.most(progress, sources)):
+            first, self._epoch.told = self._epoch.first, True  # by the error
             text = (
                 f"{first.note}\nminato: {progress.failed} samples of this epoch failed, and "
                 f"max_errors={self._max_errors!r} allows {most}; this is the first. To tolerate more, "
@@ -292,18 +274,19 @@ class ErrorsAllowed:
 
     def warn(self) -> None:
         """Warns of the epoch's samples that failed, when it has ended or the program has left it."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            warn(untold.text())
+        epoch = self._epoch
+        if epoch is not None and not epoch.told:
+            epoch.told = True
+            warn(epoch.text())
 
 
-class _Untold:
-    """Samples of an epoch that were skipped or replaced, and of which no warning tells yet."""
+class _FailuresOfEpoch:
+    """Samples of an epoch that were skipped or replaced. told: a warning or an error has said so."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, progress: Progress, first: Failure) -> None:
+        self.progress, self.first, self.told = progress, first, False
         self._left_out = self._replaced = 0
-        self._first: list[str] = []
+        self._named: list[str] = []
         self._error = ""
 
     def add(self, index: Any, error: str, replaced: bool) -> None:
@@ -311,8 +294,8 @@ class _Untold:
         self._replaced += replaced
         self._left_out += not replaced
         self._error = self._error or error
-        if len(self._first) < FIRST:
-            self._first.append(text_of(index))
+        if len(self._named) < FIRST:
+            self._named.append(text_of(index))
 
     def text(self) -> str:
         """The warning."""
@@ -321,7 +304,7 @@ class _Untold:
         all_of_them = self._left_out + self._replaced
         samples = counted(all_of_them, "sample")
         return (
-            f"{samples} of this epoch failed ({done}); first indices: {', '.join(self._first)}. The "
+            f"{samples} of this epoch failed ({done}); first indices: {', '.join(self._named)}. The "
             f"first error: {self._error}. loader.stats()['failed'] has details."
         )
 

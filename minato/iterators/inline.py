@@ -31,10 +31,7 @@ from ..observe import totals
 from ..observe.measurements import Load
 from ..options import Options
 from ..seeding.order_generators import BASE_SEED, all_global, global_generators, put_global
-from ..stateful import (
-    Kept, Snapshot, begin_anew, initial_state, load_iterator_state, load_state, make_again,
-    may_be_asked, read,
-)  # fmt: skip
+from ..stateful import Kept, Snapshot, load_iterator_state, make_again, may_be_asked, read
 from .across_iterators import memo_of
 from .position import Position
 from .stats import export
@@ -119,7 +116,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
 
     def __init__(self, loader: Any, options: Options) -> None:
         memo, provider = memo_of(loader), provider_for(options.device)
-        self._position = position = Position(loader, memo)
+        allowed = ErrorsAllowed(loader, options) if options.on_error != "raise" else None
+        self._position = position = Position(loader, memo, allowed=allowed)
         with position.taking_up():
             start = position.start or {}
             if start.get("begun") and position.starts is None:  # else it loads its own state
@@ -131,11 +129,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             if position.starts is not None:
                 pickled, again = position.starts[0]
                 snapshot = snapshot if pickled is None else read(pickled)
-            if memo.loaded_dataset:
-                begin_anew(loader.dataset, memo.initial)
-            memo.loaded_dataset = snapshot.dataset is not None
-            memo.initial = initial_state(loader.dataset) if memo.loaded_dataset else None
-            load_state(loader.dataset, snapshot.dataset, "dataset")
+            memo.loaded.begin_anew(loader.dataset)
+            memo.loaded.load(loader.dataset, snapshot.dataset)
             with global_generators(start["generators"] if again else {}):
                 told = {} if snapshot.dataset is None else all_global()
                 super().__init__(loader)
@@ -180,13 +175,12 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._lost = False  # an interrupt lost what an iterable dataset yielded for a batch
         self._tolerant: Any = None
         self._spares: Any = None
-        if options.on_error != "raise":
+        if allowed is not None:
             self._tolerant = Tolerant(
                 options.on_error, lambda error: Failure.of(error, "here"), in_worker=False
             )
             replaces = options.on_error == "replace"
             self._spares = Spares(self._auto_collation) if replaces else None
-            self._allowed = position.allowed = ErrorsAllowed(loader, options, position)
         seeded = None
         if options.seed_per_sample and CORE:
             seeded = SeededHere(fetcher.dataset, fetcher.collate_fn, loader.generator)
@@ -361,7 +355,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             except AllLeftOut as left_out:
                 amended = Amended(None, left_out.amiss, empty=True)
             amended.name(self._number - 1, self._indices, self._auto_collation)
-            data = self._allowed.take(amended)
+            position = self._position
+            assert position.allowed is not None
+            data = position.allowed.take(amended, position.progress, position.sources)
             if not amended.empty:
                 return data
             self._progress.delivered(self._number - 1)

@@ -6,9 +6,8 @@ All derive from torch's ``_MultiProcessingDataLoaderIter``, because libraries te
 but do not run its constructor. They consist of parts that hold no reference to the iterator, so
 an iterator is destroyed with the last reference to it:
 
-``position.py``    the epoch, its seed, the delivered batches
-``planner.py``     from the sampler to the engine: look-ahead; ``window.py``: the prefetch window
-``next_epoch.py``  batches of the next epoch that are planned while this one ends
+``position.py``    the epoch, its seed, the delivered batches, the states of samplers
+``planner.py``     from the sampler to the engine: the prefetch window, the next epoch
 ``receiver.py``    from the engine to a batch: rows, messages, collating here, failures; batches that
                    were received early, pinned or copied if asked
 ``supervisor.py``  the workers: start, watch, end
@@ -20,7 +19,6 @@ import contextlib
 import os
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
@@ -38,7 +36,7 @@ from ..dataset_calls import fetches_batches
 from ..device.operators import split
 from ..device.send_ahead import DeviceStage, Pinner
 from ..device.provider import provider_for
-from ..epoch_progress import Progress
+from ..epoch_progress import Progress, title_of
 from ..errors import Failure
 from ..option_values import option
 from ..options import Options
@@ -51,18 +49,16 @@ from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.actors import RemotePool
 from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
-from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
 from .across_iterators import memo_of
-from .dataset_hints import CostHints, groups_of
 from .failed_batches import Amended, ErrorsAllowed
-from .planner import Making, Planner
+from .planner import Planner, per_worker
 from .position import Position
-from .receiver import AtATime, CollatesHere, DeliveryQueue, Receiver
+from .receiver import Receiver
 from .stats import export
 from .supervisor import Supervisor
-from .window import Window, per_worker
+from .trace import writer as trace_writer
 
 #: files whose functions may have an iterator in a local variable
 _OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, dataloader.__file__)
@@ -97,7 +93,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
     _splits = False  # whether a batch with a collate_fn may be split over several workers
     _places = False  # whether a worker may place the samples of such a batch in rows
     _pinner: Pinner | None = None
-    _supervisor: Supervisor
+    _engine: _core.Engine
+    _supervisor: Supervisor  # once the workers were started
     _owner = 0  # process whose workers it has
     _awaits_first = True  # no batch has come yet
 
@@ -107,7 +104,9 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         self._options = options = Options.of(loader)
         self._provider = provider_for(options.device)  # before anything starts: it may fail
         memo.copies = None
-        self._position = position = Position(loader, memo, self._unit)
+        self._position = position = Position(
+            loader, memo, self._unit, ErrorsAllowed(loader, options)
+        )
         with position.taking_up():
             _BaseDataLoaderIter.__init__(self, loader)
         self._split = split(loader, self._provider)
@@ -125,41 +124,44 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
-        position.allowed = ErrorsAllowed(loader, options, position)
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         self._worker_init_fn = loader.worker_init_fn
-        self._supervisor = supervisor = Supervisor(
-            loader, options, position, balanced=self._balanced
-        )
-        self._compose(loader, supervisor)
+        self._bounds = options.bounds(self._num_workers)
+        self._compose(loader)
         with memo.until_begun(loader):
             self._begin(loader, True)
-        export(self, supervisor)
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
-        """Makes the parts of this kind; the workers do not exist yet."""
+    def _compose(self, loader: Any) -> None:
+        """Makes the parts of this kind that exist before the workers do."""
 
-    def _new_engine(self, *, processes: bool = True) -> _core.Engine:
-        """An engine without workers. processes: they may be killed, and their samples tried again."""
+    def _new_engine(self, loader: Any, *, processes: bool = True, **more: Any) -> _core.Engine:
+        """An engine without workers. processes: they may be killed, and their samples tried again.
+        more: arguments of Engine for this kind of iterator."""
         options, tries = self._options, self._balanced and processes
         retries = options.max_retries if tries else 0
         respawn = tries and (retries > 0 or options.sample_timeout is not None)
         if options.memory_limit is not None:  # caches of this process leave it free
             promise(parse_bytes(options.memory_limit))
         limit = options.memory_bytes(self._num_workers)
-        more = self._engine_options()
         with explained():
             return _core.Engine(
                 self._num_workers, retries, respawn, limit,
-                processes=processes, title=self._supervisor.title, **more,
+                processes=processes, title=title_of(loader), **more,
             )  # fmt: skip
 
-    def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
-        supervisor.start(lambda: self._make_pool(loader))
+    def _start_workers(self, loader: Any) -> None:
+        """Starts workers for the engine. If that fails, the iterator has no owner and is made anew
+        when it is used again."""
+        options, position = self._options, self._position
+        trace_writer()  # first: if its file cannot be made, no worker is left behind
+        self._supervisor = supervisor = Supervisor(
+            loader, options, position, self._make_pool(loader), balanced=self._balanced,
+            displacement=self._displacement(),
+        )  # fmt: skip
+        supervisor.start(loader)
         copied = isinstance(supervisor.pool, (Pool, RemotePool)) and self._persistent_workers
-        options = self._options
-        self._position.dataset_epochs.workers_start(
-            copied, options.static, options.prefetch_next_epoch
+        position.dataset_epochs.workers_start(
+            copied=copied, as_torch=options.static, overlap=options.prefetch_next_epoch
         )
         if self._pin_memory or self._provider is not None:
             try:
@@ -167,29 +169,25 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             except BaseException:
                 self._shutdown_workers()
                 raise
-
-    def _start_first(self, loader: Any) -> None:
-        """Starts the workers of a new iterator. If that fails, the iterator has no owner and is
-        made anew when it is used again."""
-        self._start_workers(loader, self._supervisor)
+        export(self, supervisor)
         self._owner = os.getpid()
 
+    def _displacement(self) -> Callable[[], dict[str, float]] | None:
+        """How far samples move; None if they do not. The result holds no reference to this."""
+        return None
+
     def _start_pinner(self, supervisor: Supervisor) -> None:
-        if self._pinner is not None:
-            supervisor.before_stop.remove(self._pinner.close)
-        pinner = Pinner(self._pin_memory_device) if self._provider is None else self._stage()
+        pinner: Pinner
+        if self._provider is None:
+            pinner = Pinner(self._pin_memory_device)
+        else:
+            most = self._prefetch_factor * self._num_workers // 2  # the workers fill the other half
+            pinner = stage = DeviceStage(self._provider, most, self._engine, self._split)
+            self._position.memo.copies = stage.counts
         self._pinner = pinner
         supervisor.before_stop.insert(0, pinner.close)
         self._pin_memory_thread = pinner.thread  # torch's attribute names
         self._pin_memory_thread_done_event = pinner.ended
-
-    def _stage(self) -> DeviceStage:
-        assert self._provider is not None
-        window = self._prefetch_factor * self._num_workers
-        most = window // 2  # the workers fill the other half
-        stage = DeviceStage(self._provider, most, self._engine, self._split)
-        self._position.memo.copies = stage.counts
-        return stage
 
     def _make_pool(self, loader: Any) -> Executor:
         context = start_method_context(loader)
@@ -202,7 +200,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         return Job(
             memory=Memory(self._engine.segment, self._engine.fd),
             one_thread=not options.static,
-            num_workers=self._supervisor.bounds[2] if balanced else self._num_workers,
+            num_workers=self._bounds[2] if balanced else self._num_workers,
             base_seed=self._position.workers_seed,
             dataset_kind=self._dataset_kind,
             auto_collation=self._auto_collation,
@@ -218,15 +216,14 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
             generator=generator if generator is None or generator.device.type == "cpu" else None,
             splits=self._splits,
             collates_by_default=self._splits and is_default_collate(self._collate_fn),
-            probing=self._splits and memo.asks_for_samples(),
+            # workers describe their first samples, see transport/messages.py
+            probing=self._splits
+            and (memo.shape.unsure or memo.costs.summary()["send_ns"] is None),
             places=self._places,
             on_error=options.on_error,
             starts=self._position.starts,
             through=self._through,
         )
-
-    def _engine_options(self) -> dict[str, Any]:
-        return {}
 
     # ---- attributes of torch's iterator, for libraries and for stats --------------------------
 
@@ -234,8 +231,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     @property
     def _workers(self) -> list[WorkerHandle]:  # type: ignore[override]  # torch's is an attribute
-        pool = self._pool
-        return list(pool.handles) if pool is not None else []
+        return list(self._pool.handles)
 
     @property
     def _data_queue(self) -> Queue:  # type: ignore[override]
@@ -250,12 +246,8 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         raise NotImplementedError
 
     @property
-    def _pool(self) -> Executor | None:
+    def _pool(self) -> Executor:
         return self._supervisor.pool
-
-    @property
-    def _engine(self) -> _core.Engine:
-        return self._supervisor.engine
 
     @property
     def _progress(self) -> Progress:
@@ -325,7 +317,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         supervisor = self._supervisor
         if supervisor.living():
             costs = self._position.memo.costs
-            supervisor.watch.first_came(supervisor.engine, costs, self._first_indices())
+            supervisor.served.watch.first_came(self._engine, costs, self._first_indices())
 
     def _first_indices(self) -> Any:
         """Returns the indices of a batch's samples; None if they are not known."""
@@ -333,12 +325,13 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _allowed(self, amended: Amended) -> Any:
         """The data of a batch with failed samples, if max_errors allows that many."""
-        allowed, supervisor = self._position.allowed, self._supervisor
+        position, supervisor = self._position, self._supervisor
+        allowed = position.allowed
         assert allowed is not None
         try:
-            data = allowed.take(amended)
+            data = allowed.take(amended, position.progress, position.sources)
         except Exception:
-            self._position.errors += 1
+            position.errors += 1
             raise
         finally:
             if supervisor.living():
@@ -358,7 +351,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._grant(0)
-        if "_supervisor" in vars(self):  # else its start failed
+        if "_supervisor" in vars(self):
             self._supervisor.stop()
             self._position.ends()
 
@@ -376,50 +369,25 @@ class BalancedIterator(MinatoIterator):
     _planner: Planner
     _receiver: Receiver
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
+    def _compose(self, loader: Any) -> None:
         position, options = self._position, self._options
         self._offer = offer = offer_of(loader, self._dataset)
-        batched = loader._auto_collation
         alone = offer is not None or options.remote is not None
-        self._splits = batched and not alone and not fetches_batches(loader.dataset)
-        shape = self._shape_of(loader) if offer is None else offer.shape
-        queue: deque[list[Any]] = deque()
-        supervisor.before_stop.append(queue.clear)
-        hints = CostHints(
-            loader.dataset,
-            loader.collate_fn,
-            position.memo,
-            ranks=position.ranks.for_seeds(),
-            seeds=options.seeds,
-        )
-        self._window = window = Window(
-            loader,
-            options,
-            position.memo.costs,
-            hinted=hints.given,
-            batch_size=self._batch_size_of(loader),
-            shared_buffers=position.memo.shared_buffers,
-        )
-        transport = self._transport_of(shape)
+        self._splits = loader._auto_collation and not alone and not fetches_batches(loader.dataset)
+        transport = self._transport_of(self._shape_of(loader) if offer is None else offer.shape)
         processes = offer is None and options.worker_type != "thread"
-        supervisor.engine = engine = self._new_engine(processes=processes)
-        window.watch(engine)
-        making = Making(
-            seeds=options.seeds,
-            native=offer is not None,
-            splits=self._splits,
-            replaces=options.on_error == REPLACE,
-            goes_on=options.on_error != RAISE,
-        )
-        groups = groups_of(loader)
-        self._planner = planner = self._planner_type(
-            engine, loader, position, transport, window, queue, hints, groups, making
-        )
-        collates = CollatesHere(engine, loader, position, shape)
-        forgets = not self._pin_memory and self._provider is None  # else errors may name indices
-        self._receiver = receiver = self._receiver_type(supervisor, planner, collates, forgets=forgets)
-        at_a_time = AtATime(transport if self._in_order else None, window)
-        self._delivery_queue = DeliveryQueue(engine, supervisor, receiver, queue, at_a_time)
+        more = self._engine_options(loader, transport)
+        self._engine = engine = self._new_engine(loader, processes=processes, **more)
+        self._planner = self._planner_type(
+            engine, loader, position, transport, options, batch_size=self._batch_size_of(loader),
+            native=offer is not None, splits=self._splits,
+        )  # fmt: skip
+
+    def _start_workers(self, loader: Any) -> None:
+        super()._start_workers(loader)
+        planner, supervisor = self._planner, self._supervisor
+        supervisor.before_stop.append(planner.received.clear)
+        self._receiver = self._receiver_type(loader, supervisor, planner, self._pinner)
 
     def _batch_size_of(self, loader: Any) -> int:
         size: int = loader.batch_size or 1
@@ -440,10 +408,6 @@ class BalancedIterator(MinatoIterator):
             shape.doubt()
         return shape
 
-    def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
-        super()._start_workers(loader, supervisor)
-        self._delivery_queue.pinner = self._pinner
-
     def _make_pool(self, loader: Any) -> Executor:
         engine, workers, options = self._engine, self._num_workers, self._options
         if options.remote is not None:
@@ -456,16 +420,16 @@ class BalancedIterator(MinatoIterator):
             return super()._make_pool(loader)
         return NativePool(engine, workers, self._job(), self._offer)
 
-    def _engine_options(self) -> dict[str, Any]:
-        memo, bounds = self._position.memo, self._supervisor.bounds
+    def _engine_options(self, loader: Any, transport: EngineTransport) -> dict[str, Any]:
+        memo, bounds = self._position.memo, self._bounds
         return dict(
-            window=self._window.size(),
+            window=self._prefetch_factor * self._num_workers,
             in_order=self._in_order,
             costs=memo.costs,
             min_workers=bounds[0],
             max_workers=bounds[2],
             straggler_seconds=self._options.straggler_seconds(),
-            saved_scheduler=memo.saved_scheduler(bounds),
+            saved_scheduler=memo.schedulers.get(bounds),
             group_neighbours=self._offer is None,
         )
 
@@ -495,7 +459,7 @@ class BalancedIterator(MinatoIterator):
 
     def _finished(self) -> int:
         ready = self._engine.progress()["ready"] if self._living() else 0
-        return ready + len(self._delivery_queue.entries)
+        return ready + len(self._planner.received)
 
     # ---- an epoch --------------------------------------------------------------------------
 
@@ -507,13 +471,12 @@ class BalancedIterator(MinatoIterator):
                 self._IterableDataset_len_called = loader._IterableDataset_len_called
                 return
             self._grant(0)
-            self._delivery_queue.entries.clear()
             self._receiver.clear()
             planner.clear()
         with self._position.epoch_begins(loader, first=first_iter):
             _BaseDataLoaderIter._reset(self, loader, first_iter)
             indices = self._position.watched(self._indices(), self._progress)
-            start = partial(self._start_first, loader) if first_iter else None
+            start = partial(self._start_workers, loader) if first_iter else None
             goes_on = bool(option(loader, "prefetch_next_epoch"))
             planner.begin(indices, goes_on=goes_on, start=start)
         planner.go_on()
@@ -541,18 +504,18 @@ class BalancedIterator(MinatoIterator):
 
     def _next_batch(self) -> Any:
         """The next batch, or the Failure that takes its place."""
-        planner, delivery_queue = self._planner, self._delivery_queue
-        queue = delivery_queue.entries
+        planner, receiver = self._planner, self._receiver
+        queue = planner.received
         if queue:
             self._grant(0)  # its count included these batches
         else:
             if not planner.planned and not planner.draw.exhausted:
-                planner.fill()
-            if self._receiver.at_end():
+                planner.fill()  # an empty plan would be taken for the end
+            if receiver.at_end():
                 self._has_ended()
-        got = delivery_queue.next()
+        got = receiver.next()
         assert got is not None  # at_end() was false
-        batch, data = got
+        what, data = got
         exhausted = planner.draw.exhausted
         if not exhausted and planner.drawn_ahead() <= planner.refill_at:
             self._draw_more(got)
@@ -560,13 +523,17 @@ class BalancedIterator(MinatoIterator):
         progress = self._position.progress
         # A worker that failed at its start has made nothing, so nothing counts as delivered.
         if type(data) is not Failure or not data.at_start:
-            progress.delivered(batch.number)
-        if queue and delivery_queue.pinner is None and not progress.beyond:
+            self._delivered(what, progress)
+        if queue and self._pinner is None and not progress.beyond:
             enough = -1 if exhausted else planner.refill_at
-            most = delivery_queue.need_nothing(planner.drawn_ahead() - enough - 1)
+            most = receiver.need_nothing(planner.drawn_ahead() - enough - 1)
             if most > 0:
                 self._grant(most, queue, self._engine, progress)
         return data
+
+    def _delivered(self, what: Any, progress: Progress) -> None:
+        """Counts a batch that next() returns."""
+        progress.delivered(what.number)
 
     def _draw_more(self, got: tuple[Any, Any]) -> None:
         """Draws more indices after a batch was received; an interrupt does not lose the batch."""
@@ -575,27 +542,24 @@ class BalancedIterator(MinatoIterator):
         except Exception:
             raise  # the sampler's error: in torch, the program gets no batch then
         except BaseException:
-            self._delivery_queue.put_back(got)
+            self._receiver.put_back(got)
             raise
 
     def _has_ended(self) -> NoReturn:
-        """The program has received the whole epoch."""
+        """The program has received the whole epoch. Stops the workers unless they are persistent, and
+        warns about worker_init_fn's seeds."""
         position, early = self._position, self._planner.next_epoch.early
         position.progress.finished = True
         if early is not None and not early.failed:
             position.memo.progress = early.progress
-        self._end_epoch()
-        raise StopIteration
-
-    def _end_epoch(self) -> None:
-        """Stops the workers unless they are persistent, and warns about worker_init_fn's seeds."""
         found = self._seeded_by_init()
         if not self._persistent_workers:
             self._shutdown_workers()
         else:
             self._supervisor.warn_of_deaths(at_end=True)
-        self._position.ends()
+        position.ends()
         init_states.warn_of(found)
+        raise StopIteration
 
     def _seeded_by_init(self) -> list[str]:
         """Generators that worker_init_fn seeded from its own number, if warnings are due."""

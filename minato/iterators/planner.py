@@ -1,29 +1,275 @@
-"""From the sampler to the engine: draws indices and plans batches ahead."""
+"""From the sampler to the engine: draws indices and plans batches ahead.
+
+How far ahead: torch's prefetch window, and further where that is harmless. With
+``prefetch_next_epoch=True`` the first batches of the next epoch are planned while the current one
+ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sized
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch
 
 from .._core import SEEDED_BY_INDEX, Engine
 from .._records import Epoch, Loss
 from ..dataset_calls import fetches_batches
 from ..epoch_progress import Progress
 from ..errors import LATE
+from ..options import Options
 from ..sampler_indices import as_given, numbered, numbered_alone
+from ..seeding.order_generators import sampler_of, sampler_of_torch
 from ..transport.rows_or_whole import EngineTransport
 from ..workers.fetching import BY_INDEX
 from ..workers.native import integers
-from ..workers.on_error import Ahead, FatalIndex, Spares
-from .dataset_hints import CostHints, Groups
+from ..workers.on_error import RAISE, REPLACE, Ahead, FatalIndex, Spares
+from .across_iterators import Memo
+from .dataset_hints import CostHints, groups_of
 from .failed_batches import lost_sample
-from .next_epoch import EpochAhead, NextEpoch
-from .position import Position
-from .window import Window
+from .position import Position, SamplerChanges
+
+
+# ---- the prefetch window -------------------------------------------------------------------
+
+#: least and most batches drawn ahead of the steady window, for samplers where that changes nothing.
+#: The slowest samples determine the number; costs and memory determine what starts.
+LOOK_AHEAD_BATCHES = 128, 512
+#: limit on indices drawn ahead: at 0.1 us each, they fit between two batches
+LOOK_AHEAD_INDICES = 1 << 17
+#: batches between two decisions; below this time per batch, half of the reach is drawn at once, and
+#: otherwise this many batches
+LOOK_AGAIN_BATCHES, BULK_NS, FEW = 64, 1_000_000, 32
+#: batches in flight per worker: a larger prefetch_factor would overflow the engine's counters
+MOST_PER_WORKER = 1 << 16
+
+
+def per_worker(loader: Any) -> int:
+    """The loader's prefetch_factor, limited to what the engine can count."""
+    factor: int = loader.prefetch_factor
+    return min(factor, MOST_PER_WORKER)
+
+
+def _is_fixed(order: Any) -> bool:
+    """Whether no program can change it while it is read."""
+    return type(order) in (int, str, range) or (
+        type(order) is tuple and all(map(_is_fixed, order))
+    )
+
+
+def may_look_ahead(loader: Any) -> bool:
+    """Whether drawing indices early changes nothing: for torch's own samplers, and for an order
+    that cannot change, which a list can."""
+    sampler, own = sampler_of(loader), sampler_of_torch(loader)
+    if type(loader.batch_sampler) not in (type(None), torch.utils.data.BatchSampler):
+        return _is_fixed(loader.batch_sampler)
+    if type(sampler) is torch.utils.data.SubsetRandomSampler:
+        return _is_fixed(sampler.indices)  # it looks them up one by one
+    if type(sampler) is torch.utils.data.RandomSampler and sampler.generator is not None:
+        # It may draw again in the middle of an epoch. If the program then leaves the epoch early,
+        # its generator would not be where torch leaves it.
+        source: Any = sampler.data_source
+        own = own and not sampler.replacement and sampler.num_samples == len(source)
+    return own or _is_fixed(sampler)
+
+
+class Window:
+    """The prefetch window. Counts in batches of batch_size samples."""
+
+    def __init__(
+        self,
+        loader: Any,
+        options: Options,
+        memo: Memo,
+        engine: Engine,
+        *,
+        hinted: bool,
+        batch_size: int,
+    ) -> None:
+        self.far = may_look_ahead(loader) and not memo.shared_buffers
+        self.batch_size = batch_size
+        self.bulk = 1  # batches drawn at a time beyond the window
+        self.quick = False  # a batch is made before a whole look-ahead is planned
+        self._costs = memo.costs
+        self._costs_known = hinted
+        self._per_worker = per_worker(loader)
+        self._workers: int = loader.num_workers
+        moves = options.bounds(self._workers)[2] > self._workers
+        self._engine = engine if moves else None  # None: the number of workers does not change
+        self._reach = 0
+        self._looked = -LOOK_AGAIN_BATCHES  # sequence number of the last decision
+
+    def size(self) -> int:
+        """torch's prefetch window for the current number of workers."""
+        workers = self._workers
+        if self._engine is not None:
+            scheduler = self._engine.scheduler()
+            workers = max(workers, scheduler["active"] if scheduler else 0)
+        return self._per_worker * workers
+
+    def knows_costs(self) -> bool:
+        """Whether any costs are known. Before that, no tasks are planned beyond the window, because
+        the size of tasks depends on costs."""
+        if not self._costs_known:
+            self._costs_known = self._costs.summary()["samples"] > 0
+        return self._costs_known
+
+    def reach(self, sequence: int) -> int:
+        """How many batches to plan ahead: three times the batches that pass while the slowest
+        sample is made. Then a slow sample starts in time and does not delay the end of the epoch.
+        Decided once for many batches.
+
+        The time per batch determines how many are drawn at once. Each call of the engine wakes
+        sleeping workers. This costs more than drawing if batches are small, and runs on cold caches
+        if steps are long."""
+        if sequence - self._looked >= LOOK_AGAIN_BATCHES:
+            self._looked = sequence
+            costs, (least, most) = self._costs.summary(), LOOK_AHEAD_BATCHES
+            batch = costs["mean_ns"] * self.batch_size / self._workers
+            slow = 3 * costs["p995_ns"] / batch if batch > 0 else 0
+            most = min(most, LOOK_AHEAD_INDICES // self.batch_size)
+            self._reach = int(min(max(slow, least), most))
+            half = self._reach // 2
+            self.bulk = min(FEW, half) if batch > BULK_NS else half
+            self.quick = 0 < batch <= BULK_NS
+        return self._reach
+
+
+# ---- the next epoch ------------------------------------------------------------------------
+
+
+@dataclass
+class EpochAhead:
+    """Describes the next epoch while the current one ends; some of its batches are planned."""
+
+    progress: Progress
+    ends: int  # number of batches in the current epoch
+    failed: bool = False  # abandoned; it starts anew in its turn
+
+
+class SamplerEnd:
+    """The end of a RandomSampler that draws from its generator once more when it ends. That end
+    must not be reached ahead, because torch's loader would not have reached it."""
+
+    def __init__(self, loader: Any, far: bool) -> None:
+        """far: the sampler is read beyond torch's prefetch window."""
+        self._sampler = sampler_of(loader)
+        random = type(self._sampler) is torch.utils.data.RandomSampler
+        self.draws = far and random and self._sampler.generator is not None
+        #: 1 if the last batch reaches the end, because it is not full; 0 if only asking for one
+        #: more batch reaches it
+        self.short = 0
+        self._batches = loader.batch_sampler
+        plain = type(self._batches) is torch.utils.data.BatchSampler
+        self._fills = self.draws and plain and not self._batches.drop_last
+
+    def epoch_begins(self) -> None:
+        """Updates the batch count. A dataset that grows or shrinks later changes nothing."""
+        if self._fills:
+            self.short = int(len(self._sampler) % self._batches.batch_size != 0)
+
+
+class _Early(Iterator[Any]):
+    """The indices of an epoch that starts early. Its sampler is asked only when the first index is
+    needed. Its attributes may change while it is drawn from."""
+
+    def __init__(
+        self, changes: SamplerChanges, progress: Progress, begin: Callable[[], Iterator[Any]]
+    ) -> None:
+        self._changes, self._progress, self._begin = changes, progress, begin
+        self._indices: Iterator[Any] | None = None
+        changes.note()
+
+    def __next__(self) -> Any:
+        begins = self._indices is None
+        if not begins and self._progress.early:
+            self._changes.check()
+        try:
+            if self._indices is None:
+                self._indices = self._begin()
+            return next(self._indices)
+        finally:
+            if self._progress.early:
+                self._changes.note(begins)
+
+
+class NextEpoch:
+    """Whether the next epoch starts early, and how that is undone."""
+
+    early: EpochAhead | None = None
+    wanted = False  # prefetch_next_epoch
+    # states of the sampler's generators, before its end was reached ahead of torch's window
+    _before_end: dict[str, bytes] | None = None
+
+    def __init__(self, loader: Any, position: Position, window: Window) -> None:
+        self.end = SamplerEnd(loader, window.far)
+        self.changes = SamplerChanges(position)
+        self._position = position
+        self._window = window
+
+    def epoch_begins(self, wanted: bool) -> None:
+        """An epoch starts. wanted: the next one is to start while it ends."""
+        self.wanted, self._before_end = wanted, None
+
+    @property
+    def due(self) -> bool:
+        """Whether the next epoch starts when the sampler ends."""
+        return self.wanted and self.early is None
+
+    def note_end(self) -> None:
+        """The sampler is about to end, perhaps earlier than in torch's loader."""
+        if self._before_end is None:
+            self._before_end = self._position.sources.capture(everything=False)
+
+    def give_up(self, early: EpochAhead) -> None:
+        """Abandons the early epoch after an error, without affecting the current epoch."""
+        early.failed = True
+        self._position.sources.set_own(early.progress.generators or {})
+        self.changes.note()
+
+    def left(self, early: EpochAhead) -> int:
+        """Batches of the current epoch that are not delivered yet."""
+        return early.ends - self._position.progress.count
+
+    def adopt(self) -> bool:
+        """Makes the early epoch the current one. False if there is none, it has failed, or it is
+        stale: the last epoch was left in the middle, or the program called load_state_dict, or
+        set_epoch of the loader or a sampler, since."""
+        early, self.early = self.early, None
+        if early is None:
+            return False
+        memo = self._position.memo
+        set_since = early.progress.user_epoch != memo.user_epoch or self.changes.seen()
+        if early.failed or self.left(early) > 0 or set_since or memo.resume is not None:
+            self._undo(early)
+            self.changes.forget()
+            return False
+        self._before_end = None
+        self.changes.forget()
+        self._position.adopt(early.progress)
+        return True
+
+    def _undo(self, early: EpochAhead) -> None:
+        """Sets the sampler's generators to their states in torch's loader at this point, except
+        those that the program has set or drawn from since."""
+        states, far = early.progress.generators, self._window.size() + self.end.short
+        if self._before_end is not None and self.left(early) >= far:
+            states = self._before_end  # torch's loader would not have reached the end yet
+        sources, noted = self._position.sources, self.changes.states
+        now = sources.capture(everything=False)
+        drawn = {role for role in now if now[role] == noted.get(role)}
+        resume = self._position.memo.resume
+        if resume is not None and not resume["begun"]:
+            drawn -= set(resume["generators"])  # load_state_dict() has set them
+        sources.set_own({r: state for r, state in (states or {}).items() if r in drawn})
+
+
+# ---- planning ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -38,16 +284,6 @@ class Batch:
     sent: Any = None  # the indices as workers get them, including the spares at the end
     spares: int = 0
     hints: bytes | None = None  # of what its samples cost, a float32 each
-
-
-class Making(NamedTuple):
-    """How workers make batches."""
-
-    seeds: bool = True  # seed before each sample
-    native: bool = False  # in C, from lists of int
-    splits: bool = False  # a batch with a collate_fn may be split over several workers
-    replaces: bool = False  # replace failed samples with others of the epoch
-    goes_on: bool = False  # continue after failed samples
 
 
 def _length_of(index: Any) -> int:
@@ -65,17 +301,13 @@ class Draw:
         self._indices = indices
         self._sized = sized  # an index is a list of sample indices
         self.drawn: tuple[Any] | None = None  # the current index, until it is passed over
-        self.hints: tuple[bytes | None] | None = None  # of its samples, once they were asked for
+        #: hints of its samples, and where groups begin; None: the dataset was not asked yet
+        self.told: tuple[bytes | None, bytes | None] | None = None
         self.number = 0  # of the next index
         self.position = first  # of its first sample in the sampler's order
         self.within = 0  # how many of its samples need no planning any more
         self.exhausted = False
         self._over = False  # the sampler has raised StopIteration
-
-    def draw_next(self) -> None:
-        """Draws the next index if there is one."""
-        with contextlib.suppress(StopIteration):
-            self.index()
 
     def index(self) -> Any:
         """The current index, until it is passed over. Raises StopIteration."""
@@ -99,7 +331,7 @@ class Draw:
         """Advances: the index was planned, or delivered before this process started."""
         end = self.behind()
         # A KeyboardInterrupt cannot be raised between these assignments.
-        self.drawn, self.hints, self.number, self.position, self.within = (
+        self.drawn, self.told, self.number, self.position, self.within = (
             None, None, self.number + 1, end, 0)  # fmt: skip
 
     def end(self) -> None:
@@ -122,25 +354,35 @@ class Planner:
         loader: Any,
         position: Position,
         transport: EngineTransport,
-        window: Window,
-        received: Sized,
-        hints: CostHints,
-        groups: Groups | None = None,
-        making: Making = Making(),
+        options: Options,
+        *,
+        batch_size: int,
+        native: bool = False,
+        splits: bool = False,
     ) -> None:
+        """native: workers make batches in C, from lists of int. splits: a batch with a collate_fn may be
+        split over several workers."""
+        memo, ranks = position.memo, position.ranks.for_seeds()
+        hints = CostHints(
+            loader.dataset, loader.collate_fn, memo, ranks=ranks, seeds=options.seeds
+        )
         self.engine = engine
         self.planned: dict[int, Batch] = {}  # by sequence
+        #: [Batch, data or Pinning or Raised] of received batches, in order of delivery
+        self.received: deque[list[Any]] = deque()
         self.sequence = 0  # of the next planned batch
         self.refill_at = sys.maxsize  # no more are drawn while more than this are planned
-        self.transport, self.window = transport, window
+        self.transport = transport
+        self.window = Window(
+            loader, options, memo, engine, hinted=hints.given, batch_size=batch_size
+        )
         self.position = position
-        self.next_epoch = NextEpoch(loader, position, window)
-        self.groups = groups
-        self._received = received  # received and not delivered yet
+        self.next_epoch = NextEpoch(loader, position, self.window)
+        self._groups = groups_of(loader)
         self._sampler = loader._index_sampler
         self.batched = bool(loader._auto_collation)  # an index is a list of sample indices
-        self._making = making
-        self._spares = Spares(self.batched) if making.replaces else None
+        self._options, self._native, self._splits = options, native, splits
+        self._spares = Spares(self.batched) if options.on_error == REPLACE else None
         self._hints = hints
         self.together = fetches_batches(loader.dataset)  # one call makes a batch's samples
         self._in_begin = False  # begin() is running
@@ -157,7 +399,8 @@ class Planner:
         self.next_epoch.epoch_begins(goes_on)
         self._open(indices)
         if start is not None or self._progress.chosen is not None:
-            self.draw.draw_next()
+            with contextlib.suppress(StopIteration):
+                self.draw.index()
         if start is not None:
             start()
         self._in_begin = True
@@ -187,9 +430,10 @@ class Planner:
 
     def _begin_next(self) -> None:
         """The sampler is exhausted: draws the next epoch's first window while this one ends."""
-        early = EpochAhead(self.position.open_next(), self.draw.number)
-        begin = partial(self.position.begin_next, self._sampler, early.progress)
-        self._open(self.next_epoch.indices(early.progress, begin), early)
+        progress = self.position.open_next()
+        begin = partial(self.position.begin_next, self._sampler, progress)
+        indices = _Early(self.next_epoch.changes, progress, begin)
+        self._open(indices, EpochAhead(progress, self.draw.number))
 
     def _open(self, indices: Iterator[Any], early: EpochAhead | None = None) -> None:
         if self._spares is not None:
@@ -197,7 +441,7 @@ class Planner:
             self._spares.clear()
         end = self.next_epoch.end
         end.epoch_begins()
-        last = self.epoch_length() - end.short if end.draws else sys.maxsize
+        last = len(self._sampler) - end.short if end.draws else sys.maxsize
         progress = self.position.progress if early is None else early.progress
         draw, next_epoch = Draw(indices, self.batched, progress.first), self.next_epoch
         # A KeyboardInterrupt cannot be raised between these assignments.
@@ -207,14 +451,15 @@ class Planner:
     def _epoch_of(self, progress: Progress) -> Epoch:
         if progress.dataset_epoch is None:
             progress.dataset_epoch = self.position.dataset_epochs.for_workers(progress.user_epoch)
+        seeds = self._options.seeds
         return Epoch(
             progress.epoch,
             self.position.seed,
             # pickles anything but a list of int; with spares, a single index is put in a list
             numbered if self.batched or self._spares is not None else numbered_alone,
             user_epoch=progress.dataset_epoch,
-            seeded=SEEDED_BY_INDEX if self._making.seeds and progress.by_index else self._making.seeds,
-            splits=self._making.splits,
+            seeded=SEEDED_BY_INDEX if seeds and progress.by_index else seeds,
+            splits=self._splits,
         )
 
     # ---- planning again ------------------------------------------------------------------
@@ -222,7 +467,7 @@ class Planner:
     def plan_whole(self) -> None:
         """Samples cannot be pickled for collating here. From now on, workers make whole batches if
         they may, and planned batches are planned again."""
-        if not self._making.native:
+        if not self._native:
             self.transport.shape.whole = self.must_plan_again = True
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
@@ -232,7 +477,7 @@ class Planner:
         are planned again. whole: the lost tasks were to make whole batches. If no sample caused the
         deaths, but a collate_fn, say, this has no effect.
         """
-        if not self._making.goes_on:
+        if self._options.on_error == RAISE:
             return
         rows = len(batch.indices) if self.batched else 1
         indices = list(batch.sent) if self.batched or batch.spares else [batch.sent]
@@ -295,13 +540,9 @@ class Planner:
         found = (batch for batch in self.planned.values() if batch.number == number)
         return next((batch.indices for batch in found), None)
 
-    def received(self) -> int:
-        """Number of received batches that are not delivered yet."""
-        return len(self._received)
-
     def drawn_ahead(self) -> int:
         """Number of batches drawn and not delivered; torch's window limits it."""
-        return len(self.planned) + len(self._received)
+        return len(self.planned) + len(self.received)
 
     def check_all_drawn(self) -> None:
         """Checks, when everything planned was delivered, that the sampler has ended."""
@@ -311,17 +552,14 @@ class Planner:
                 "indices, but the sampler has not ended, so the epoch is not complete; please report this"
             )
 
-    def epoch_length(self) -> int:
-        """Number of the sampler's indices in an epoch, in planned units."""
-        return len(self._sampler)
-
     def fill(self, starved: bool = False) -> None:
         """Draws up to torch's window, and further where that is harmless. starved: one window
         further, because workers are idle behind a slow sample."""
         self.transport.update(self.engine)
         window = most = self.window.size()
         self.refill_at = sys.maxsize
-        far = self.window.far and not self._progress.swaps
+        chosen = self._progress.chosen
+        far = self.window.far and (chosen is None or not chosen.swaps)
         if far and starved:
             most = self.drawn_ahead() + window
         if far and self.window.knows_costs():
@@ -334,9 +572,8 @@ class Planner:
                 return
         try:
             while not self.draw.exhausted and self.drawn_ahead() < most:
-                if self._progress.chosen is not None and (
-                    self.drawn_ahead() >= self._progress.most_ahead
-                ):
+                chosen = self._progress.chosen
+                if chosen is not None and self.drawn_ahead() >= chosen.most_ahead:
                     return
                 if self.draw.number >= self._last and self._waits_for_its_end(window):
                     return
@@ -410,7 +647,7 @@ class Planner:
         # A KeyboardInterrupt cannot be raised between these assignments, and any call could let one
         # in. An interrupt between them would plan the index twice.
         self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
-        draw.drawn, draw.hints, draw.number, draw.position, draw.within = (
+        draw.drawn, draw.told, draw.number, draw.position, draw.within = (
             None, None, draw.number + 1, end, 0)  # fmt: skip
         if self._spares is not None:
             self._spares.passed(index)
@@ -424,16 +661,16 @@ class Planner:
         """Offers a batch to the engine. Returns it if accepted, also when offered again. first:
         position of its first sample in the order."""
         number = self.draw.number
-        sent, spares = integers(index) if self._making.native else index, 0
+        sent, spares = integers(index) if self._native else index, 0
         if self._spares is not None:
             sent, spares = self._with_spares(self._spares, sent)
         whole = self._makes_whole(index)
-        begins = None if self.groups is None else self._groups_of(self.groups, index)
         if self._epoch is None:
             self._epoch = self._epoch_of(self._progress)
-        if self.draw.hints is None and self._hints.predicts:
-            self.draw.hints = (self._hints_of(index, first),)
-        hints = None if self.draw.hints is None else self.draw.hints[0]
+        if self.draw.told is None:  # once, also if the engine has no room for the batch now
+            hints = self._hints_of(index, first) if self._hints.predicts else None
+            self.draw.told = hints, self._groups_of(index)
+        hints, begins = self.draw.told
         sequence = self.engine.plan(self._epoch, sent, number, first, whole, begins, spares, hints)
         if sequence is None:
             return None
@@ -461,12 +698,12 @@ class Planner:
             return ([*index, *spares] if spares else index), len(spares)
         return [index, *spares], len(spares)
 
-    def _groups_of(self, groups: Groups, index: Any) -> bytes | None:
+    def _groups_of(self, index: Any) -> bytes | None:
         """Where the dataset's locality groups begin in the batch."""
-        if type(index) not in (list, tuple):
+        if self._groups is None or type(index) not in (list, tuple):
             return None
         try:
-            return groups.of(index)
+            return self._groups.begins(index)
         except Exception:  # it would fail again at each call
             self.draw.end()
             self.engine.plan_end()

@@ -12,36 +12,34 @@ each batch is one of the sampler's, and only their order changes.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from .._core import Block
 from .._records import Loss
-from ..errors import Failure, LoaderFailure
+from ..device.send_ahead import Pinner
+from ..epoch_progress import Progress
+from ..errors import LoaderFailure
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
 from ..workers.on_error import Spares
 from .failed_batches import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner
-from .receiver import GONE, CollatesHere, Entry, Receiver, read_entries
+from .receiver import GONE, Entry, Receiver, read_entries
 from .supervisor import Supervisor
 
 #: how many batches a sample may move at most. Each costs memory for samples that wait; a
 #: slow sample of sixteen times a batch's time still fits.
 DISPLACEMENT = 16
 
-#: neighbouring rows of a planned batch: (block, first row, rows)
-Run = tuple[Block, int, int]
-
 
 class UnitPlanner(Planner):
     """Plans the sampler's batches. If an earlier process delivered parts of a batch, plans
     each stretch that was not delivered."""
 
-    _planned_rows = _formed_rows = 0
+    _planned_rows = 0
+    formed_rows = 0  # rows that are in a batch
     _resumed = 0  # samples before this position may have been delivered
 
     def begin(
@@ -49,28 +47,20 @@ class UnitPlanner(Planner):
     ) -> None:
         progress = self.position.progress
         self._resumed = max([progress.head, *(number + 1 for number in progress.beyond)])
-        self._planned_rows = self._formed_rows = 0
+        self._planned_rows = self.formed_rows = 0
         super().begin(indices, goes_on=goes_on, start=start)
 
     def drawn_ahead(self) -> int:
         """Counts, in batches: samples that are in no batch yet, and formed batches. Before the end,
         a rest that does not fill a batch does not count."""
-        rows, size = self._planned_rows - self._formed_rows, self.window.batch_size
-        return (-(-rows // size) if self.draw.exhausted else rows // size) + self.received()
+        rows, size = self._planned_rows - self.formed_rows, self.window.batch_size
+        return (-(-rows // size) if self.draw.exhausted else rows // size) + len(self.received)
 
     def plan_whole(self) -> None:
         """Has no effect: a sample that cannot be sent fails its batch."""
 
     def plan_without(self, batch: Batch, losses: list[Loss], whole: bool) -> None:
         """Has no effect: other batches may already contain some of its samples."""
-
-    def all_handed_out(self) -> bool:
-        """Whether all planned batches were delivered."""
-        return not self.planned and not self.received()
-
-    def formed(self, rows: int) -> None:
-        """Records that this many rows are in a batch now."""
-        self._formed_rows += rows
 
     def _makes_whole(self, sent: Any) -> bool:
         """Only a complete batch; the rest of a partly delivered one is collated with others."""
@@ -102,7 +92,7 @@ class UnitPlanner(Planner):
                     return False
                 # A KeyboardInterrupt cannot be raised between these assignments.
                 self.planned[batch.sequence], self.sequence = batch, batch.sequence + 1
-            self._planned_rows, draw.within, draw.hints = (
+            self._planned_rows, draw.within, draw.told = (
                 self._planned_rows + end - begin, end + 1, None)  # fmt: skip
         self._pass_over(index)
         return True
@@ -132,36 +122,35 @@ class ReadyReceiver(Receiver):
     planner: UnitPlanner
 
     def __init__(
-        self, supervisor: Supervisor, planner: UnitPlanner, collates: CollatesHere, *, forgets: bool
+        self, loader: Any, supervisor: Supervisor, planner: UnitPlanner, pinner: Pinner | None
     ) -> None:
-        super().__init__(supervisor, planner, collates, forgets=forgets)
+        super().__init__(loader, supervisor, planner, pinner)
         self._left: dict[int, int] = {}  # rows left of partly delivered batches
         self._entries: dict[int, dict[int, Entry]] = {}  # of the same batches, by row
         self.formed = 0  # batches of the epoch
 
     def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
-        """([(Batch, first row, rows)], data or Failure). None at the end, and without wait also
-        if no batch is formed."""
+        """(parts, data or Failure). None at the end, and without wait also if no batch is formed."""
         got = self._next_block(wait)
         if got is None:
             return None
-        runs, planned = got.runs, self.planner.planned
-        what = [(self.planner.batch_of(block.sequence), row0, rows) for block, row0, rows in runs]
-        batch, _, rows = what[0]
-        entire = len(what) == 1 and rows == len(batch.indices)
+        batch_of = self.planner.batch_of
+        parts = [Part(batch_of(run[0].sequence), *run) for run in got.runs]
+        batch = parts[0].batch
+        entire = len(parts) == 1 and parts[0].rows == len(batch.indices)
         comes_again = False
         try:
-            data = self._data_of(batch, got) if entire else self._mixed(runs, what)
+            data = self._data_of(batch, got) if entire else self._mixed(parts)
             if entire:
-                del planned[batch.sequence]
+                del self.planner.planned[batch.sequence]
         except BaseException:  # a KeyboardInterrupt
             comes_again = entire and self._interrupted(batch, got)
             raise
         finally:
             if not comes_again:
                 self.formed += 1
-                self.planner.formed(sum(rows for _, _, rows in what))
-        return what, data
+                self.planner.formed_rows += sum(part.rows for part in parts)
+        return parts, data
 
     def named(self, what: Any) -> str:
         """Names a batch for an error message."""
@@ -169,89 +158,69 @@ class ReadyReceiver(Receiver):
 
     def clear(self) -> None:
         """Drops what was received of an abandoned epoch."""
+        super().clear()
         self._left.clear()
         self._entries.clear()
-
-    def at_end(self) -> bool:
-        """Whether the program has received the whole epoch."""
-        if not self.planner.all_handed_out():
-            return False
-        self.planner.check_all_drawn()
-        return True
 
     def _is_lost(self, batch: Batch) -> None:
         self.planner.position.progress.delivered_run(batch.position, len(batch.indices))
 
     # ---- mixed batches -------------------------------------------------------------------
 
-    def _mixed(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
+    def _mixed(self, parts: list[Part]) -> Any:
         """The data of a mixed batch, or a Failure. Takes it from the engine in every case."""
         try:
             try:
-                return self._data_of_runs(runs, what)
+                return self._data_of_parts(parts)
             finally:
                 try:
-                    self._let_go(runs)
+                    self._let_go(parts)
                 finally:
-                    self.engine.retire(runs[0][0])
+                    self.engine.retire(parts[0].block)
         except Exception as error:
             return LoaderFailure(error)  # in the batch's place: the end of the epoch expects one
         except BaseException:  # an interrupt: the batch is lost and counts as delivered
             progress = self.planner.position.progress
-            for batch, row0, rows in what:
-                progress.delivered_run(batch.position + row0, rows)
+            for part in parts:
+                progress.delivered_run(part.position, part.rows)
             raise
 
-    def _let_go(self, runs: list[Run]) -> None:
+    def _let_go(self, parts: list[Part]) -> None:
         """Forgets batches that are completely delivered, and then traces them, which may fail."""
-        trace, planned = self._supervisor.trace, self.planner.planned
-        gone: list[tuple[Batch, Block]] = []
-        for block, _, rows in runs:
-            sequence = block.sequence
-            batch = planned[sequence]
-            left = self._left.pop(sequence, len(batch.indices)) - rows
+        gone: list[Part] = []
+        for part in parts:
+            sequence = part.block.sequence
+            left = self._left.pop(sequence, len(part.batch.indices)) - part.rows
             if left:
                 self._left[sequence] = left
                 continue
-            del planned[sequence]
+            del self.planner.planned[sequence]
             self._entries.pop(sequence, None)
-            if not block.refusal:
-                gone.append((batch, block))
-        if trace is not None:
-            for batch, block in gone:
-                trace.block(batch.progress.number, batch.indices, block)
+            if not part.block.refusal:
+                gone.append(part)
+        if (trace := self._supervisor.trace) is not None:
+            for part in gone:
+                trace.block(part.batch.progress.number, part.batch.indices, part.block)
 
-    def _data_of_runs(self, runs: list[Run], what: list[tuple[Batch, int, int]]) -> Any:
+    def _data_of_parts(self, parts: list[Part]) -> Any:
         layout = self.shape.layout
         data = None if layout is None else self.engine.gather(layout.core)
         if data is not None:
             self.shape.fits()
             return data
-        place = self.formed - 1, indices_of(what)
+        place = self.formed - 1, indices_of(parts)
         # Samples that were sent before the layout was known do not show whether others fit it.
-        rows = all(block.has_rows for block, _, _ in runs)
-        told = layout if rows else None
-        return self._collected(place, self._parts(runs), 0, told, self._entry_of)
-
-    def _parts(self, runs: list[Run]) -> list[Part]:
-        """The planned batches that the rows belong to."""
-        parts = []
-        for block, row0, rows in runs:
-            batch = self.planner.planned[block.sequence]
-            parts.append(Part(batch.number, batch.indices, block, row0, rows))
-        return parts
+        told = layout if all(part.block.has_rows for part in parts) else None
+        return self._collected(place, parts, 0, told, self._entry_of)
 
     def _entry_of(self, part: Part, row: int) -> Entry:
-        return self._entry(part.block, row)
-
-    def _entry(self, block: Block, row: int) -> Entry:
         """Returns what travelled for a row. Read once for all rows of its task, which is done;
         other tasks of the batch may still run."""
+        block = part.block
         entries = self._entries.setdefault(block.sequence, {})
         if row not in entries:
-            batch = self.planner.planned[block.sequence]
             for sent in self.engine.envelopes(block, row):
-                read_entries(entries, self.engine, batch, block, sent)
+                read_entries(entries, self.engine, part.batch, block, sent)
                 for other in range(sent.row0, sent.row0 + sent.nrows):
                     entries.setdefault(other, (OBJECTS, None))
         if row not in entries:
@@ -259,17 +228,17 @@ class ReadyReceiver(Receiver):
         return entries[row]
 
 
-def indices_of(what: list[tuple[Batch, int, int]]) -> list[Any]:
+def indices_of(parts: list[Part]) -> list[Any]:
     """Indices of a batch's samples."""
-    return [i for batch, row0, rows in what for i in batch.indices[row0 : row0 + rows]]
+    return [index for part in parts for index in part.indices]
 
 
-def displacement(planner: UnitPlanner, queue: deque[list[Any]]) -> dict[str, float]:
+def displacement(planner: UnitPlanner) -> dict[str, float]:
     """How far samples moved from their positions in the sampler's order: maximum and mean, in
     batches."""
     most, moved = planner.engine.progress()["displaced"]
     formed = planner.position.progress.count
-    formed += sum(rows for what, _ in queue if what for _, _, rows in what)
+    formed += sum(part.rows for parts, _ in planner.received for part in parts or ())
     return {"max": most, "mean": moved / max(1, formed)}
 
 
@@ -282,29 +251,26 @@ class ReadyIterator(BalancedIterator):
     _planner: UnitPlanner
     _receiver: ReadyReceiver
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
-        super()._compose(loader, supervisor)
-        entries = self._delivery_queue.entries
-        supervisor.served.displacement = partial(displacement, self._planner, entries)
+    def _displacement(self) -> Callable[[], dict[str, float]]:
+        return partial(displacement, self._planner)
 
     def _batch_size_of(self, loader: Any) -> int:
         size: int = loader.batch_sampler.batch_size
         return size
 
     def _transport_of(self, shape: SampleTransport) -> EngineTransport:
-        self._mixes = not shape.whole
-        return EngineTransport(shape, in_parts=self._mixes)
+        return EngineTransport(shape, in_parts=not shape.whole)
 
-    def _engine_options(self) -> dict[str, Any]:
-        return super()._engine_options() | {
-            "ready_batch": self._window.batch_size,
+    def _engine_options(self, loader: Any, transport: EngineTransport) -> dict[str, Any]:
+        return super()._engine_options(loader, transport) | {
+            "ready_batch": self._batch_size_of(loader),
             "ready_bound": DISPLACEMENT,
-            "ready_mixes": self._mixes,
+            "ready_mixes": transport.in_parts,
         }
 
     @property
     def _rcvd_idx(self) -> int:  # type: ignore[override]
-        return -(-self._progress.count // self._window.batch_size)
+        return -(-self._progress.count // self._planner.window.batch_size)
 
     @property
     def _send_idx(self) -> int:  # type: ignore[override]
@@ -312,26 +278,11 @@ class ReadyIterator(BalancedIterator):
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
         super()._begin(loader, first_iter)
-        self._receiver.formed = self._progress.count // self._window.batch_size
+        self._receiver.formed = self._progress.count // self._planner.window.batch_size
 
-    def _next_batch(self) -> Any:
-        """The next batch, or a Failure that the caller raises or unpacks."""
-        planner, progress = self._planner, self._progress
-        if not planner.planned and not planner.draw.exhausted:
-            planner.fill()  # an empty plan would be taken for the end
-        if self._receiver.at_end():
-            progress.finished = True
-            self._end_epoch()
-            raise StopIteration
-        got = self._delivery_queue.next()
-        assert got is not None  # at_end() was false
-        what, data = got
-        if planner.drawn_ahead() <= planner.refill_at:
-            self._draw_more(got)
-        # A worker that failed at its start has made nothing, so nothing counts as delivered.
-        if type(data) is not Failure or not data.at_start:
-            for batch, row0, rows in what:
-                progress.delivered_run(batch.position + row0, rows)
+    def _delivered(self, what: list[Part], progress: Progress) -> None:
+        for part in what:
+            progress.delivered_run(part.position, part.rows)
+        self._planner.transport.update(self._engine)  # for planned batches that have not started
         if (trace := self._supervisor.trace) is not None:
             trace.formed(progress.number, indices_of(what))
-        return data

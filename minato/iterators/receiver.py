@@ -14,7 +14,7 @@ cost does not matter then, and each call shows how full the queue is.)
 ``mn_engine_type_take.c`` is told how many of those batches need nothing else, and delivers them without
 running this code.
 
-Sampler and engine stay in the program's thread. Prefetched batches still count as planned, so the
+Sampler and engine stay in the program's thread. Received batches still count as planned, so the
 engine starts nothing more for them (mn_plan.h), and they are not visible before their turn.
 """
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from ..device.send_ahead import Pinner, Pinning
 from ..errors import Failure
 from ..time_limits import Deadline
 from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
-from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..transport.rows_or_whole import SampleTransport
 from ..transport.uncollatable import by_index, why
 from ..worker_info import as_in_worker
 from ..workers import answers
@@ -49,7 +48,7 @@ from .planner import Batch, Planner
 from .position import Position
 from .supervisor import Supervisor
 from .trace import Trace
-from .window import Window
+
 
 def _on_cpu() -> contextlib.AbstractContextManager[Any]:
     """Makes new tensors on the CPU, as in workers, whatever the program's default device."""
@@ -130,7 +129,6 @@ class CollatesHere:
             self.engine.retire(block)
 
 
-
 #: what travelled for a row: one of SAMPLE, ERROR, LEFT_OUT, REPLACED, or OBJECTS besides the row
 #: itself, and its value; GONE: its worker was lost
 Entry = tuple[int, Any]
@@ -200,30 +198,171 @@ def placed_batch(
     return (status, data), stated
 
 
+#: limit for short steps. About ten pass between two decisions on the number of workers.
+SHORT_STEP_NS = 25_000_000
+
+#: small batches received at a time, and the limit on their total bytes
+AT_A_TIME, AT_A_TIME_BYTES = 8, 1 << 20
+
+
+class Raised:
+    """An exception that was raised while a batch was received early."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class Receiver:
-    """Receives the sampler's batches, in its order or as they complete."""
+    """Receives the sampler's batches, in its order or as they complete, and delivers them."""
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        planner: Planner,
-        collates: CollatesHere,
-        *,
-        forgets: bool,
+        self, loader: Any, supervisor: Supervisor, planner: Planner, pinner: Pinner | None
     ) -> None:
         self.engine = planner.engine
         self._supervisor = supervisor
         self.planner = planner
-        self.collates = collates
-        self.shape = collates.shape
+        self.shape = planner.transport.shape
+        self.collates = CollatesHere(planner.engine, loader, planner.position, self.shape)
+        self._pinner = pinner
         self.first_indices: Any = None  # of the first batch that was received
         #: out of order one of the next epoch may be done first
         self.kept_back: deque[tuple[Batch, Any]] = deque()
+        self._watch = supervisor.served.watch
         self._costs = planner.position.memo.costs
         # Drop indices that are not needed again: freeing them later, on cold caches, is slower.
-        self._forgets = forgets
+        self._forgets = pinner is None  # else errors may name them
+        self._singly = not loader.in_order or supervisor.trace is not None
+        self._layout: Layout | None = None  # the layout for which _at_a_time was computed
+        self._at_a_time = 1
+        self._waits = False  # wait_begins() was called and wait_ends() was not
+        self._got = False  # the wait returned a batch
 
-    def receive(self, wait: bool = True) -> tuple[Batch, Any] | None:
+    # ---- delivery ------------------------------------------------------------------------
+
+    def next(self) -> tuple[Any, Any] | None:
+        """(description, data or a Failure) of the next batch, pinned if that is asked for. Also
+        receives the following batches if they are complete."""
+        received, supervisor, pinner = self.planner.received, self._supervisor, self._pinner
+        if self._waits:  # an interrupt came before wait_ends()
+            self._end_wait()
+        if pinner is not None:
+            most = pinner.most()
+        elif received:
+            return self._handed_out()
+        elif self._singly or (most := self._most_at_a_time()) == 1:
+            return self.receive()
+        if not supervisor.living():
+            return self.receive()
+        self._got, self._waits = False, True
+        step = self.engine.wait_begins()
+        try:
+            if pinner is None and not 0 < step < SHORT_STEP_NS:
+                most = 1
+            if not received:
+                self._append(self.receive())
+            if 0 < len(received) < most:
+                self._receive_ahead(most)
+            if not received:
+                return None
+            self._send_off(received[0])
+            what, data = received[0]
+            if isinstance(data, Pinning):
+                data = data.result(supervisor.timeout)
+            self._got = True  # a KeyboardInterrupt cannot be raised before the next line
+            received.popleft()
+            if isinstance(data, Raised):
+                raise data.error
+            return what, data
+        finally:
+            self._end_wait()
+
+    def _handed_out(self) -> tuple[Any, Any]:
+        self.engine.wait_ends(True, False)  # first: an interrupt may have it called twice for a batch
+        what, data = self.planner.received.popleft()
+        if isinstance(data, Raised):
+            raise data.error
+        return what, data
+
+    def _end_wait(self) -> None:
+        supervisor = self._supervisor
+        if supervisor.living():
+            # With no batch and an empty queue, an interrupt has lost what was received.
+            self.engine.wait_ends(self._got, bool(self.planner.received))
+            if supervisor.trace is not None:
+                supervisor.trace.news()
+        self._waits = False
+
+    def put_back(self, got: tuple[Any, Any]) -> None:
+        """Returns a batch to the queue, for the next call; not if it is already pinned."""
+        if self._pinner is None:
+            self.planner.received.appendleft([*got])
+
+    def need_nothing(self, most: int) -> int:
+        """How many of the first ``most`` received batches need nothing but delivery."""
+        received = self.planner.received
+        whole = len(received) - isinstance(received[-1][1], (Failure, Raised))
+        return min(most, whole)
+
+    # ---- receiving early -----------------------------------------------------------------
+
+    def _most_at_a_time(self) -> int:
+        """How many small batches are received at a time if steps are short: few enough that workers
+        find work while the program uses the earlier ones."""
+        layout = self.planner.transport.layout
+        if layout is not self._layout:
+            self._layout, self._at_a_time = layout, 1
+            if layout is not None:
+                window = self.planner.window
+                fit = AT_A_TIME_BYTES // max(1, layout.core.row_bytes * window.batch_size)
+                self._at_a_time = max(1, min(AT_A_TIME, window.size() // 2, fit))
+        return self._at_a_time
+
+    def _receive_ahead(self, most: int) -> None:
+        """Receives complete batches in torch's default modes. A later next() may run outside the
+        inference mode or no_grad() block of this one. Tensors that are made in the default modes
+        work in all modes."""
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+            with torch.inference_mode(False), torch.enable_grad():
+                return self._receive_ahead(most)
+        received = self.planner.received
+        try:
+            while len(received) < most and self.more() and self._append(self.receive(wait=False)):
+                pass
+        except Exception as error:
+            received.append([None, Raised(error)])  # raised in its turn
+
+    def more(self) -> bool:
+        """Whether the batch after the received ones is known to belong to this epoch."""
+        planner = self.planner
+        next_epoch = planner.next_epoch
+        if next_epoch.early is not None:
+            return next_epoch.left(next_epoch.early) > len(planner.received)
+        return bool(planner.planned) and not self.kept_back
+
+    def _append(self, got: tuple[Any, Any] | None) -> bool:
+        """Adds to the received batches. Returns whether more may be received: a failed batch is the
+        last."""
+        if got is None:
+            return False
+        entry = [*got]
+        self.planner.received.append(entry)
+        del got  # so that the pinning thread holds the last reference
+        self._send_off(entry)
+        return not isinstance(entry[1], Failure)
+
+    def _send_off(self, entry: list[Any]) -> None:
+        """Submits a batch for pinning, unless it is already. An interrupt may have come first."""
+        if self._pinner is not None and not isinstance(entry[1], (Pinning, Failure, Raised)):
+            note = functools.partial(self.named, entry[0])
+            entry[1] = self._pinner.submit(entry[1], note)
+
+    def named(self, what: Any) -> str:
+        """Names a batch for an error message."""
+        return note(what.number, what.indices)
+
+    # ---- from the engine -----------------------------------------------------------------
+
+    def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
         """(Batch, data or a Failure) to deliver next. None at the end, and without wait also if it is
         not done. A received batch counts as planned until it is delivered."""
         if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
@@ -257,19 +396,18 @@ class Receiver:
                 # At exit the engine may be gone. Other threads block there instead (stay_at_exit).
                 raise RuntimeError("the loader was shut down; make a new iterator")
             supervisor.warn_of_deaths()
-            supervisor.watch.look(self.engine)
+            self._watch.look(self.engine)
         if self.planner.must_plan_again:
             self.planner.plan_again()
-        seconds = supervisor.timeout
-        deadline = Deadline(seconds, self._under_way) if wait and seconds > 0 else None
+        indices_of, deadline = self.planner.indices_of, None
+        if wait and supervisor.timeout > 0:
+            under_way = functools.partial(supervisor.under_way, indices_of)
+            deadline = Deadline(supervisor.timeout, under_way)
         timeout = -1.0 if wait else 0.0
         while True:
             part = timeout if deadline is None else deadline.part()
-            if wait and supervisor.first.watching:
-                part = supervisor.first.part(part)
-            if wait and supervisor.late is not None:
-                supervisor.late.look(supervisor.pool, self.planner.indices_of)
-                part = supervisor.late.part(part)
+            if wait:
+                part = supervisor.look(part, indices_of)
             got = self.engine.next(part)
             if not isinstance(got, int):
                 return got
@@ -279,26 +417,10 @@ class Receiver:
                 return None
             elif got == NEXT_HEALTH:
                 supervisor.check(lambda: False)
-            else:
-                supervisor.first.look(self.engine)
-
-    def _under_way(self) -> str:
-        return self._supervisor.under_way(self.planner.indices_of)
-
-    def more(self) -> bool:
-        """Whether the batch after the received ones is known to belong to this epoch."""
-        planner = self.planner
-        next_epoch = planner.next_epoch
-        if next_epoch.early is not None:
-            return next_epoch.left(next_epoch.early) > planner.received()
-        return bool(planner.planned) and not self.kept_back
-
-    def named(self, what: Batch) -> str:
-        """Names a batch for an error message."""
-        return note(what.number, what.indices)
 
     def clear(self) -> None:
         """Drops what was received of an abandoned epoch."""
+        self.planner.received.clear()
         self.kept_back.clear()
 
     def at_end(self) -> bool:
@@ -310,15 +432,14 @@ class Receiver:
             if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
                 return False
             left = first is not None and self._of_this_epoch(first)
-            return not planner.received() and not left
-        if planner.drawn_ahead() or self.kept_back:
+            return not planner.received and not left
+        if planner.planned or planner.received or self.kept_back:
             return False
         planner.check_all_drawn()
         return True
 
     def _of_this_epoch(self, batch: Batch) -> bool:
-        early = self.planner.next_epoch.early
-        return early is None or batch.progress is not early.progress
+        return batch.progress is self.planner.position.progress
 
     def _data_of(self, batch: Batch, block: Block) -> Any:
         """The data of a batch, or a Failure. Also takes the block from the engine, unless the
@@ -381,8 +502,7 @@ class Receiver:
         """The data of a batch that is not only rows, or a Failure."""
         engine = self.engine
         if losses := engine.lost(block):
-            part = Part(batch.number, batch.indices, block, 0, sys.maxsize)
-            failure = lost(engine, [part], self.planner.together)
+            failure = lost(engine, [Part(batch, block)], self.planner.together)
             self.planner.plan_without(batch, losses, block.kind == BATCH)
             return failure
         if block.kind in (BATCH, PART):
@@ -408,7 +528,7 @@ class Receiver:
         if layout is not None and kinds <= {OBJECTS} and len(entries) == rows:
             self.shape.fits()
             return engine.decode(block, layout.core, [entries[r][1] for r in range(rows)])
-        part = Part(batch.number, batch.indices, block, 0, rows)
+        part = Part(batch, block, 0, rows)
         place = batch.number, batch.indices
         in_place = OBJECTS, None
         return self._collected(place, [part], worker, layout, lambda _, r: entries.get(r, in_place))
@@ -428,7 +548,7 @@ class Receiver:
         amended = Amended(None, [], empty=False)
         for part in parts:
             if part.block.refusal:
-                return refused(self.engine, part.block, f"batch {part.number}")
+                return refused(self.engine, part.block, f"batch {part.batch.number}")
             amiss: list[FailedSample] = []
             for row in range(part.row0, part.row0 + part.rows):
                 what, obj = entry_of(part, row)
@@ -446,175 +566,10 @@ class Receiver:
                 else:
                     samples.append(obj)
             if amiss:
-                amended.add(amiss, part.number, part.indices)
+                amended.add(amiss, part.batch.number, part.batch.indices)
         if not amended.amiss:
             return self.collates.batch(place, samples, worker, layout)
         amended.empty = not samples
         if samples:
             amended.data = self.collates.batch(place, samples, worker, None)
         return amended.data if isinstance(amended.data, Failure) else amended
-
-
-#: limit for short steps. About ten pass between two decisions on the number of workers.
-SHORT_STEP_NS = 25_000_000
-
-#: small batches received at a time, and the limit on their total bytes
-AT_A_TIME, AT_A_TIME_BYTES = 8, 1 << 20
-
-
-class Raised:
-    """An exception that was raised while a batch was received early."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-class AtATime:
-    """How many small batches are received at a time: few enough that workers find work while
-    the program uses the earlier ones."""
-
-    def __init__(self, transport: EngineTransport | None, window: Window) -> None:
-        self._transport = transport  # None: always one
-        self._window = window
-        self._layout: Layout | None = None  # the layout for which _most was computed
-        self._most = 1
-
-    def most(self) -> int:
-        """The number if steps are short."""
-        layout = self._transport.layout if self._transport is not None else None
-        if layout is not self._layout:
-            self._layout, self._most = layout, 1
-            if layout is not None:
-                window = self._window
-                fit = AT_A_TIME_BYTES // max(1, layout.core.row_bytes * window.batch_size)
-                self._most = max(1, min(AT_A_TIME, window.size() // 2, fit))
-        return self._most
-
-
-class DeliveryQueue:
-    """Delivers a receiver's batches, and makes sure that the next one is on its way."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        supervisor: Supervisor,
-        receiver: Receiver,
-        entries: deque[list[Any]],
-        at_a_time: AtATime,
-    ) -> None:
-        self.engine = engine
-        #: [description, data or Pinning or Raised] of received batches, in order of delivery
-        self.entries = entries
-        self.pinner: Pinner | None = None
-        self.receiver = receiver
-        self._supervisor = supervisor
-        self._at_a_time = at_a_time
-        self._waits = False  # wait_begins() was called and wait_ends() was not
-        self._got = False  # the wait returned a batch
-
-    def next(self) -> tuple[Any, Any] | None:
-        """The receiver's next batch, pinned if that is asked for. Also prefetches the following
-        batches if they are complete."""
-        entries, supervisor = self.entries, self._supervisor
-        if self._waits:  # an interrupt came before wait_ends()
-            self._end_wait()
-        if self.pinner is not None:
-            most = self.pinner.most()
-        elif entries:
-            return self._handed_out()
-        else:
-            most = self._at_a_time.most() if supervisor.trace is None else 1
-            if most == 1:
-                return self.receiver.receive()
-        if not supervisor.living():
-            return self.receiver.receive()
-        self._got, self._waits = False, True
-        step = self.engine.wait_begins()
-        try:
-            if self.pinner is None and not 0 < step < SHORT_STEP_NS:
-                most = 1
-            if not entries:
-                self._append(self.receiver.receive())
-            if 0 < len(entries) < most:
-                self._receive_ahead(most)
-            if not entries:
-                return None
-            if self.pinner is not None:
-                self._send_off(self.pinner, entries[0])
-            what, data = entries[0]
-            if isinstance(data, Pinning):
-                data = data.result(supervisor.timeout)
-            self._got = True  # a KeyboardInterrupt cannot be raised before the next line
-            entries.popleft()
-            if isinstance(data, Raised):
-                raise data.error
-            return what, data
-        finally:
-            self._end_wait()
-
-    def _end_wait(self) -> None:
-        supervisor = self._supervisor
-        if supervisor.living():
-            # With no batch and an empty queue, an interrupt has lost what was received.
-            self.engine.wait_ends(self._got, bool(self.entries))
-            if supervisor.trace is not None:
-                supervisor.trace.news()
-        self._waits = False
-
-    def put_back(self, got: tuple[Any, Any]) -> None:
-        """Returns a batch to the queue, for the next call; not if it is already pinned."""
-        if self.pinner is None:
-            self.entries.appendleft([*got])
-
-    def need_nothing(self, most: int) -> int:
-        """How many of the first ``most`` prefetched batches need nothing but delivery."""
-        entries = self.entries
-        whole = len(entries) - isinstance(entries[-1][1], (Failure, Raised))
-        return min(most, whole)
-
-    def _handed_out(self) -> tuple[Any, Any]:
-        self.engine.wait_ends(True, False)  # first: an interrupt may have it called twice for a batch
-        what, data = self.entries.popleft()
-        if self._supervisor.trace is not None:
-            self._supervisor.trace.news()
-        if isinstance(data, Raised):
-            raise data.error
-        return what, data
-
-    def _receive_ahead(self, most: int) -> None:
-        """Receives complete batches in torch's default modes. A later next() may run outside the
-        inference mode or no_grad() block of this one. Tensors that are made in the default modes
-        work in all modes."""
-        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-            with torch.inference_mode(False), torch.enable_grad():
-                self._append_most(most)
-        else:
-            self._append_most(most)
-
-    def _append_most(self, most: int) -> None:
-        while len(self.entries) < most and self.receiver.more() and self._append_ahead():
-            pass
-
-    def _append_ahead(self) -> bool:
-        try:
-            return self._append(self.receiver.receive(wait=False))
-        except Exception as error:
-            self.entries.append([None, Raised(error)])  # raised in its turn
-            return False
-
-    def _append(self, received: tuple[Any, Any] | None) -> bool:
-        """Adds to the queue. Returns whether more may be received: a failed batch is the last."""
-        if received is None:
-            return False
-        entry = [*received]
-        self.entries.append(entry)
-        del received  # so that the pinning thread holds the last reference
-        if self.pinner is not None:
-            self._send_off(self.pinner, entry)
-        return not isinstance(entry[1], Failure)
-
-    def _send_off(self, pinner: Pinner, entry: list[Any]) -> None:
-        """Submits a batch for pinning, unless it is already. An interrupt may have come first."""
-        if not isinstance(entry[1], (Pinning, Failure, Raised)):
-            note = functools.partial(self.receiver.named, entry[0])
-            entry[1] = pinner.submit(entry[1], note)

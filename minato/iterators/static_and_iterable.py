@@ -28,7 +28,7 @@ from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
 from .failed_batches import Amended, note, unread
 from .iterator import WHOLE, MinatoIterator, Queue
 from .receiver import placed_batch, whole_batch
-from .supervisor import Supervisor, stay_at_exit
+from .supervisor import stay_at_exit
 
 #: stands for a batch that an earlier process has delivered
 _PASSED = object()
@@ -44,13 +44,11 @@ class StaticIterator(MinatoIterator):
 
     _balanced = False
 
-    def _compose(self, loader: Any, supervisor: Supervisor) -> None:
+    def _compose(self, loader: Any) -> None:
         self._blocks: dict[int, _Sent] = {}  # by batch number
+        self._came: dict[int, _Sent] = {}  # given to torch's dispatch and not delivered yet
         self._markers: list[Block] = []  # resume markers of a new epoch, by worker
-        #: states of a worker's dataset, from batches that are not delivered yet, and at its
-        #: end
-        self._stated: dict[int, bytes] = {}
-        self._last_words: dict[int, bytes] = {}
+        self._last_words: dict[int, bytes] = {}  # state of a worker's dataset at its end
         by_default = loader._auto_collation and is_default_collate(loader.collate_fn)
         self._shape = self._position.memo.shape if by_default else WHOLE
         self._places = not self._shape.whole
@@ -61,17 +59,15 @@ class StaticIterator(MinatoIterator):
         if loader._auto_collation and not self._iterable and self._options.on_error == RAISE:
             warn_of_forwarded_getitems(loader.dataset)
 
-    def _engine_options(self) -> dict[str, Any]:
+    def _start_workers(self, loader: Any) -> None:
         # each worker's window, the marker of a new epoch, and some for batches read late
-        return dict(blocks=(self._prefetch_factor + 4) * self._num_workers)
-
-    def _start_workers(self, loader: Any, supervisor: Supervisor) -> None:
-        supervisor.engine = self._new_engine()
-        super()._start_workers(loader, supervisor)
+        blocks = (self._prefetch_factor + 4) * self._num_workers
+        self._engine = self._new_engine(loader, blocks=blocks)
+        super()._start_workers(loader)
 
     def _begin(self, loader: Any, first_iter: bool) -> None:
         if first_iter:
-            self._start_first(loader)
+            self._start_workers(loader)
         self._index_queues: list[Any] = [_IndexQueue(self, w) for w in range(self._num_workers)]
         self._send_idx = 0
         self._rcvd_idx = 0
@@ -81,8 +77,7 @@ class StaticIterator(MinatoIterator):
         self._tasks_outstanding = 0
         self._workers_status = [True] * self._num_workers
         self._workers_num_tasks = [0] * self._num_workers
-        self._made_by: dict[int, int] = {}  # worker of each batch in torch's dispatch
-        self._stated.clear()
+        self._came.clear()
         self._last_words.clear()
         self._unasked = 0  # workers whose dataset has come to its end and never asked which it is in
         resumed = self._position.memo.resume is not None
@@ -113,7 +108,7 @@ class StaticIterator(MinatoIterator):
         self._shutdown_workers()
         self._blocks.clear()
         self._markers.clear()
-        self._start_workers(loader, self._supervisor)
+        self._start_workers(loader)
 
     @eager
     def _next_data(self) -> Any:
@@ -121,7 +116,7 @@ class StaticIterator(MinatoIterator):
         if the workers' random streams and positions cannot be restored otherwise."""
         if self._living():  # after the end, torch keeps raising StopIteration
             self._engine.wait_begins()
-            self._supervisor.watch.look(self._engine)
+            self._supervisor.served.watch.look(self._engine)
         try:
             if self._pinner is not None and self._living():
                 self._read_ahead()
@@ -206,8 +201,6 @@ class StaticIterator(MinatoIterator):
             del self._blocks[number]
             status, data, *_ = answer
             if status != EXHAUSTED:
-                if sent.stated is not None:
-                    self._stated[number] = sent.stated
                 break
             if not ended:
                 self._unasked += data is False
@@ -218,8 +211,8 @@ class StaticIterator(MinatoIterator):
                 return number, _utils.worker._IterableDatasetStopIteration(sent.worker)
         if status == FAILED and self._dataset_kind == _DatasetKind.Map:
             data.note_first(note(number, sent.index))
-        self._got = number
-        self._made_by[number] = sent.worker
+        self._got, sent.answer = number, None
+        self._came[number] = sent
         return number, data
 
     def _read(self, number: int, ended: bool = False) -> None:
@@ -292,18 +285,17 @@ class StaticIterator(MinatoIterator):
     def _process_data(self, data: Any, worker: int | None = None) -> Any:
         """Counts a received batch and returns its data. torch calls this; 2.6 passes no worker."""
         number = self._rcvd_idx - 1 if self._in_order else self._got
-        worker_idx = self._made_by.pop(number)
-        self._workers_num_tasks[worker_idx] -= 1
-        stated = self._stated.pop(number, None)
+        sent = self._came.pop(number)
+        self._workers_num_tasks[sent.worker] -= 1
         self._try_put_index()
         if isinstance(data, Failure) and data.at_start:
             self._position.errors += 1
             data.reraise()
-        if self._earlier.takes(number, worker_idx):
+        if self._earlier.takes(number, sent.worker):
             return _PASSED
-        self._progress.delivered(number, worker_idx)
+        self._progress.delivered(number, sent.worker)
         if self._iterable:
-            self._progress.kept[worker_idx].delivered(stated)
+            self._progress.kept[sent.worker].delivered(sent.stated)
         if type(data) is Amended:
             amended = data
             data = self._allowed(amended)

@@ -1,80 +1,6 @@
 """``DataLoader.stats()``: what the latest iterator has done, and what it waits for.
 
-Every field is always there. It is None, or an empty list, if it does not apply or nothing is
-known yet. After an iterator has ended, its last values stay. Times are in seconds, sizes in
-bytes:
-
-epoch, delivered            epoch of the loader, from 0; batches delivered in it so far (samples
-                            with ``batching="ready"``)
-errors                      batches that raised
-failed                      samples that on_error has left out or replaced, in all epochs of the
-                            iterator. It lists the latest hundred of them: (index, error, index of
-                            the sample in its place or None)
-wait                        of the caller in ``next()``: total, mean, max; its time between calls;
-                            the share of waiting. Without workers it loads during this time
-batch_queue                 window (batches), ready (complete), planned (not started)
-started                     tasks by reason: window (steady), early (known to be slow), ahead
-                            (workers would have idled), finale (costliest first), order
-cost                        of a sample: mean, p50, p75, p90, p99, slow (threshold or None),
-                            samples seen, indices known. Of a batch, if workers collate: collate
-                            (without its samples); split (whether several workers fetch for one).
-                            hinted: samples with a cost_hint. sized: indices of which the bytes are
-                            known. predicted_by: the best predictor. With hints: "history" (the
-                            index's earlier cost), "hint" (times one scale) or "hint_by_index"
-                            (times the index's own ratio). Without: "history", "bytes" or
-                            "bytes_and_history" (weighed; new indices by bytes alone). off_by: for
-                            each, the typical factor between cost and prediction; correlation: for
-                            each, that of the logarithms of cost and prediction. None: unknown
-locality                    together: whether neighbours are kept in one worker, because they are
-                            cheaper there, or to find that out. group: samples that share an
-                            opening, 1: none. opening: cost of opening a group. each: cost of a
-                            sample next to its neighbour. away: extra cost of a sample in another
-                            worker than last time. helped: times a worker took over part of
-                            another's share
-slow                        the costliest known indices: [(index, seconds)]
-displacement                with ``batching="ready"``: max, mean distance of a sample from its
-                            position in the sampler's order, in batches
-worker_type                 "process", "thread" or "native" (both threads of this process), or
-                            "remote" (threads that wait for actors on Ray)
-worker_start                "forked": from a process that has imported torch. "each by itself: ..."
-                            with the reason: slower. None: not known yet, or threads
-workers                     one dict each: state, pid, running (number of the batch, position in
-                            it), tasks, rows (samples; of an iterable dataset, those asked for),
-                            busy, cpu
-retries, deaths             tasks given to another worker, workers that died
-device                      with device=: device (its name), batches delivered, copies (tensors),
-                            bytes. through: bytes by source on the host. "locked": where workers
-                            have written them; "direct": memory that was pinned before. "pinned":
-                            copied to pinned memory first; "pageable": no memory could be locked.
-                            locked: bytes of the arena. lock_error: the driver's error when it
-                            refused to lock; 0: none. staging: seconds of all this, in a thread.
-                            copy: seconds on the device's stream, of large tensors. bandwidth: bytes
-                            a second of these; None: not known yet. stalled: seconds for which the
-                            caller's stream waited for copies. overlap: share of copy that it did
-                            not wait for. waited: of the caller for the thread; part of wait. depth:
-                            most batches on the device, the delivered one included. refused: times
-                            the device had no memory for one ahead. operators: names of the last
-                            operators of a minato.ops pipeline, which run on the device.
-                            operators_why: why fewer do than could; None: all do, or the dataset has
-                            none. resident: bytes of cases that stay on the device
-scheduler                   with autoscale: active, low, high, stragglers (samples so far that
-                            took longer than straggler_threshold), decisions [{at, from, to, why,
-                            occupancy, cpu, wait, rate}]
-cache                       with cache=: hits, misses, stored and refused (samples; refused: for
-                            want of room, or too large), hit_bytes, stored_bytes. saved: what hits
-                            would have cost; made: what misses have cost. All these count from the
-                            loader's first iterator, in all processes that share the cache's file.
-                            used and bytes (all of the cache); processes and jobs that have it open.
-                            form: "decoded" or "encoded"; None: not decided yet. decoded and
-                            encoded: estimated size of all samples in this form; None: not known. lacking:
-                            bytes by which the cache is too small for all samples. would_save:
-                            seconds of workers an epoch that they would save; None: not known. off:
-                            why there is no cache, or None. counted: which attributes of the
-                            dataset a sample depends on, and why if it is every one
-memory                      used (arena), kept (by the caller), limit, in_flight (batches): 0 once
-                            the workers have ended
-verdict                     one or two sentences: whether the caller waits, why, what would help
-causes                      of these waits, the costliest first: [{name, seconds, why, advice}]
+docs/api.md says what each field holds. Every field is always there.
 """
 
 from __future__ import annotations
@@ -83,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,8 +107,8 @@ class Served:
     facts: Facts  # those that do not change
     window: int  # batches, for the number of workers that loading starts with
     batch_size: int
-    watch: Watch = field(default_factory=Watch)
-    displacement: Callable[[], dict[str, float]] | None = None  # where samples may move
+    watch: Watch
+    displacement: Callable[[], dict[str, float]] | None  # how far samples move; None: they do not
 
 
 def export(iterator: Any, source: Source) -> None:

@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .._core import WORKER_READY, Block, Engine
 from .._system import NOT_STARTED
-from ..epoch_progress import Progress, title_of
+from ..epoch_progress import Progress
 from ..errors import (
     DAMAGED, LATE, WorkerLost, describe_death, never_began_message, program_level,
     starter_died_message, warn,
@@ -40,10 +40,10 @@ from ..time_limits import Deadline
 from ..workers import signals
 from ..workers.process_pool import Executor, Pool
 from .failed_batches import placed
+from .planner import per_worker
 from .position import Position
 from .stats import Served, engine_stats
-from .trace import Trace, tracer, traits_of, writer as trace_writer
-from .window import per_worker
+from .trace import Trace, tracer
 
 #: all workers must have been in their first sample for this many seconds
 SECONDS = 5.0
@@ -65,14 +65,12 @@ class FirstSamples:
 
     def part(self, seconds: float) -> float:
         """Shortens a wait (below 0: unlimited) so that it ends at the next look."""
-        if not self.watching:
-            return seconds
         return min(seconds, LOOK) if seconds >= 0 else LOOK
 
     def look(self, engine: Engine) -> None:
         """Warns if all workers sleep in their first sample."""
         now = time.monotonic()
-        if not self.watching or now < self._looked + LOOK:
+        if now < self._looked + LOOK:
             return
         self._looked, before, self._used = now, self._used, None
         entries = [entry for entry in engine.workers() if entry["state"] == WORKER_READY]
@@ -217,28 +215,28 @@ class Supervisor:
     """Starts, watches and ends the workers of one iterator. It holds no reference to the iterator,
     so the iterator can be collected."""
 
-    engine: Engine
-
     def __init__(
-        self, loader: Any, options: Options, position: Position, *, balanced: bool
+        self,
+        loader: Any,
+        options: Options,
+        position: Position,
+        pool: Executor,
+        *,
+        balanced: bool,
+        displacement: Callable[[], dict[str, float]] | None = None,
     ) -> None:
+        """pool: has not been started. displacement: see ``stats.Served``."""
         workers: int = loader.num_workers
-        self.bounds = options.bounds(workers)
+        self.pool, self.engine = pool, pool.engine
         self.timeout: float = loader.timeout
-        self._max_retries = options.max_retries
-        self.title = title_of(loader)  # by which other processes show the loader
         self.reproducible = seed_of(loader) < SYSTEMS_SEEDS
         self.name = totals.name_of(loader)
-        of = weakref.ref(loader)
-        self._traits = lambda: traits_of(of())  # for a trace
         self.counted = self.watched = False
-        self.pool: Executor | None = None
         self.trace: Trace | None = None
         self.stopped = False
         seconds = options.sample_timeout
-        self.late = LateSamples(seconds) if seconds is not None else None
-        self.first = FirstSamples(False)
-        self.watch = Watch()
+        self._late = LateSamples(seconds) if seconds is not None else None
+        self._first = FirstSamples(getattr(pool, "forks", False))
         #: functions that end what must end before the workers, in this order
         self.before_stop: list[Callable[[], object]] = []
         may_prefetch = balanced and options.batching == "sampler"
@@ -250,47 +248,40 @@ class Supervisor:
             ready=balanced and options.batching == "ready",
             prefetches=options.prefetch_next_epoch if may_prefetch else None,
         )
-        batch_size = loader.batch_size or 1
-        self.served = Served(position, facts, per_worker(loader) * workers, batch_size)
+        self.served = Served(
+            position, facts, per_worker(loader) * workers, loader.batch_size or 1,
+            Watch(pool.kind == "process"), displacement,
+        )  # fmt: skip
         self.balanced = balanced
+        self._bounds = options.bounds(workers)
         self._memo = position.memo
+        self._cached = self._cache_counts()
         me = weakref.ref(self)
         self._memo.as_stats = lambda: own.as_stats() if (own := me()) is not None else None
-        self._warned_of_fewer = False  # warned of fewer workers than asked for
-        self._warned_of_loop = False  # warned of CRASH_LOOP deaths in a row
+        self._warned: set[str] = set()  # what warnings that are shown once were about
         self.deaths_reported = 0  # deaths reported to the program, by a warning or a coming error
         self._retries_reported = 0
         #: whether a death raises no error: the process is replaced and makes its samples again
-        self._replaces = False
+        self._replaces = balanced and options.max_retries > 0 and pool.kind in ("process", "remote")
         self._deaths_in: Progress | None = None  # the epoch of the latest warning
 
-    def start(self, make_pool: Callable[[], Executor]) -> None:
-        """Makes and starts workers. Leaves none if that fails."""
-        trace_writer()  # before the workers: if its file cannot be made, no worker is left behind
-        self.stopped = False
-        self.deaths_reported = self._retries_reported = 0
-        self.pool = pool = make_pool()
-        self.watch = self.served.watch = Watch(pool.kind == "process")
-        replaced = pool.kind in ("process", "remote")
-        self._replaces = self.balanced and self._max_retries > 0 and replaced
-        self.first = FirstSamples(getattr(pool, "forks", False))
-        self.engine = pool.engine
+    def start(self, loader: Any) -> None:
+        """Starts the workers. Leaves none if that fails."""
         try:
-            pool.start()
+            self.pool.start()
         except BaseException:
-            pool.stop()
+            self.stopped = True
+            self.pool.stop()
             raise
-        self.trace = tracer(self._memo, self, pool.engine, self.balanced, self._traits)
-        self._cached = self._cache_counts()
+        self.trace = tracer(self._memo, self, self.engine, self.balanced, loader)
         totals.begins(self)
 
     def as_stats(self) -> dict[str, Any] | None:
         """Data for stats() while the workers run; else None."""
-        pool = self.pool
-        if pool is None or not self.living():
+        if not self.living():
             return None
         try:
-            return engine_stats(pool, self.served)()
+            return engine_stats(self.pool, self.served)()
         except RuntimeError:
             if self.living():
                 raise
@@ -298,9 +289,8 @@ class Supervisor:
 
     def counts(self) -> dict[str, float]:
         """Totals since the workers were started, see ``minato.metrics``."""
-        engine, memo, pool = self.engine, self._memo, self.pool
-        assert pool is not None
-        waits, health, layout = engine.progress(), pool.unseen.added_to(engine.health()), memo.shape.layout
+        engine, layout = self.engine, self._memo.shape.layout
+        waits, health = engine.progress(), self.pool.unseen.added_to(engine.health())
         samples = sum(entry["rows"] for entry in engine.workers())
         failed = self.served.position.as_stats().get("failed", {})
         hits, misses = self._cache_counts()
@@ -340,18 +330,12 @@ class Supervisor:
 
     def living(self) -> bool:
         """Whether there is an engine that can be asked."""
-        return self.pool is not None and not self.pool.stopped
+        return not self.pool.stopped
 
     def under_way(self, indices_of: Callable[[int], Any]) -> str:
         """Returns what workers are doing, the oldest task first, with the stack of that worker.
         indices_of: returns the sampler's indices of a batch by its number, or None."""
-        try:
-            return self._under_way(indices_of)
-        except Exception:  # the error of the timeout must be raised in any case
-            return ""
-
-    def _under_way(self, indices_of: Callable[[int], Any]) -> str:
-        if self.pool is None or not self.living():
+        if not self.living():
             return ""
         now = time.monotonic_ns()
         busy = [(e["since_ns"], number, e) for number, e in enumerate(self.engine.workers())
@@ -373,6 +357,17 @@ class Supervisor:
             lines.append(f"The first of these is here, latest call first:\n{stack}")
         return "\n".join(lines)
 
+    def look(self, seconds: float, indices_of: Callable[[int], Any]) -> float:
+        """Looks for samples that are late or will not come, before a wait. seconds: its limit; below
+        0: none. Returns how long it may last until the next look."""
+        if self._first.watching:
+            self._first.look(self.engine)
+            seconds = self._first.part(seconds)
+        if self._late is not None:
+            self._late.look(self.pool, indices_of)
+            seconds = self._late.part(seconds)
+        return seconds
+
     def wait_for(
         self,
         block: Block | None,
@@ -385,8 +380,7 @@ class Supervisor:
         deadline = Deadline(self.timeout, functools.partial(self.under_way, indices_of))
         while not done():
             self.check(done)
-            engine.wait(block, self.first.part(deadline.part()))
-            self.first.look(engine)
+            engine.wait(block, self.look(deadline.part(), indices_of))
 
     def check(self, done: Callable[[], object]) -> None:
         """Raises an error if workers have died and no other worker takes their tasks, unless
@@ -397,7 +391,7 @@ class Supervisor:
         unstarted = health["deaths"] > 0 and NOT_STARTED <= health["status"] < DAMAGED
         if health["zygote_lost"] and not unstarted:
             if not done() and not self._restart(health["zygote_hung"]):
-                pid = self.pool.starter() if self.pool is not None else None
+                pid = self.pool.starter()
                 unbegun = not (self.engine.segment.start or health["zygote_hung"])
                 if unbegun:
                     died = never_began_message(pid)
@@ -416,12 +410,17 @@ class Supervisor:
             elif unstarted:
                 self._warn_of_fewer(died)
             elif health["crash_loop"] >= CRASH_LOOP:
-                self._warn_of_loop(_of_a_row(died, health["crash_loop"]))
+                died = _of_a_row(died, health["crash_loop"])
+                self._warn_once(
+                    f"{died} Workers keep dying; replacements now start after a pause of up to one "
+                    "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",
+                    "a loop",
+                )
 
     def _restart(self, hung: bool) -> bool:
         """Starts another zygote, the process that forks workers. Returns whether that worked."""
         try:
-            return self.pool is not None and not hung and self.pool.restart()
+            return not hung and self.pool.restart()
         except BaseException:
             self.stop()
             raise
@@ -430,11 +429,11 @@ class Supervisor:
         """Warns of dead workers, once an epoch. at_end: an error that names them would have come
         before."""
         pool = self.pool
-        if pool is None or not self.living():
+        if not self.living():
             return
         if self._replaces or at_end:
             if self.engine.deaths() + pool.unseen.deaths != self.deaths_reported:
-                self._warn_of_deaths(pool, pool.unseen.added_to(self.engine.health()))
+                self._warn_of_deaths(pool.unseen.added_to(self.engine.health()))
         if at_end:
             self._warn_of_history(pool.moving())
 
@@ -451,8 +450,8 @@ class Supervisor:
                     stacklevel=program_level(),
                 )
 
-    def _warn_of_deaths(self, pool: Executor, health: Any) -> None:
-        deaths, retries = health["deaths"], health["retries"]
+    def _warn_of_deaths(self, health: Any) -> None:
+        pool, deaths, retries = self.pool, health["deaths"], health["retries"]
         if deaths <= self.deaths_reported or _exit.is_set():
             return
         if self.served.position.errors and not self._replaces:
@@ -478,20 +477,12 @@ class Supervisor:
         )
 
     def _warn_of_fewer(self, died: str) -> None:
-        if not self._warned_of_fewer:
-            self._warned_of_fewer = True
-            warnings.warn(
-                f"{died}The remaining workers take over its samples.", stacklevel=program_level()
-            )
+        self._warn_once(f"{died}The remaining workers take over its samples.", "fewer workers")
 
-    def _warn_of_loop(self, died: str) -> None:
-        if not self._warned_of_loop:
-            self._warned_of_loop = True
-            warnings.warn(
-                f"{died} Workers keep dying; replacements now start after a pause of up to one "
-                "second. Check the dataset, worker_init_fn, memory limits and the cluster manager.",
-                stacklevel=program_level(),
-            )
+    def _warn_once(self, text: str, subject: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            warnings.warn(text, stacklevel=program_level())
 
     # ---- ending ----------------------------------------------------------------------
 
@@ -504,12 +495,11 @@ class Supervisor:
             for end in self.before_stop:
                 end()
         finally:
-            pool = self.pool
-            if pool is not None and not self.stopped:
-                self._stop_pool(pool)
+            if not self.stopped:
+                self._stop_pool()
 
-    def _stop_pool(self, pool: Executor) -> None:
-        health, moving = None, ""
+    def _stop_pool(self) -> None:
+        pool, health, moving = self.pool, None, ""
         with signals.Held():
             if self.stopped:
                 return  # another thread was here first
@@ -518,7 +508,7 @@ class Supervisor:
                 if pool.mine() and pool.started:
                     health = pool.unseen.added_to(self.engine.health())
                     moving = pool.moving()
-                    self._save_last(pool)
+                    self._save_last()
             finally:
                 pool.stop()
         if health is None:
@@ -526,14 +516,14 @@ class Supervisor:
         unstarted = NOT_STARTED <= health["status"] < DAMAGED
         if health["live"] and health["deaths"] and unstarted:
             self._warn_of_fewer(describe_death(health["pid"], health["status"]))
-        self._warn_of_deaths(pool, health)
+        self._warn_of_deaths(health)
         self._warn_of_history(moving)
 
-    def _save_last(self, pool: Executor) -> None:
+    def _save_last(self) -> None:
         """Saves what the program and later iterators may ask for after the workers' end."""
         totals.ends(self)
-        self._memo.last_stats = engine_stats(pool, self.served)
-        if self.balanced:
-            self._memo.save_scheduler(self.bounds, self.engine)
+        self._memo.last_stats = engine_stats(self.pool, self.served)
+        if self.balanced and (found := self.engine.scheduler()) is not None:
+            self._memo.schedulers[self._bounds] = found["saved"]
         if self.trace is not None:
             self.trace.ended()

@@ -25,7 +25,6 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core import start_reasons
@@ -113,19 +112,8 @@ class Lives(Protocol):
         """Whether the workers are there."""
 
 
-def traits_of(loader: Any) -> Event:
-    """By which ``minato ranks`` finds the same loader in the traces of other ranks."""
-    return {
-        "name": name_of(loader), "batch_size": batch_size_of(loader),
-        "sampler": type(sampler_of(loader)).__name__, "samples": length_of(loader),
-    }  # fmt: skip
-
-
-def tracer(
-    memo: Memo, owner: Lives, engine: Engine, balanced: bool, traits: Callable[[], Event]
-) -> Trace | None:
-    """The trace of an iterator whose workers have just started; None: tracing is off. traits: of its
-    loader; not asked for without a trace, as the length may be code of the program."""
+def tracer(memo: Memo, owner: Lives, engine: Engine, balanced: bool, loader: Any) -> Trace | None:
+    """The trace of an iterator whose workers have just started; None: tracing is off."""
     out = writer()
     if out is None:
         return None
@@ -135,7 +123,12 @@ def tracer(
         group = next(out.numbers)  # two at once must not share tracks
     memo.trace_group = (group, weakref.ref(owner))
     memo.trace_number = memo.trace_number or group
-    return Trace(out, group, engine, balanced, {**traits(), "number": memo.trace_number})
+    traits = {  # by which ``minato ranks`` finds the same loader in the traces of other ranks
+        "name": name_of(loader), "batch_size": batch_size_of(loader),
+        "sampler": type(sampler_of(loader)).__name__, "samples": length_of(loader),
+        "number": memo.trace_number,
+    }  # fmt: skip
+    return Trace(out, group, engine, balanced, traits)
 
 
 class Trace:

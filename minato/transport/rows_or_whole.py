@@ -60,7 +60,7 @@ class EngineTransport:
     def __init__(self, shape: SampleTransport, in_parts: bool = False) -> None:
         self.shape = shape
         self.layout: Layout | None = None  # of the rows in new batches
-        self._in_parts = in_parts  # no batch is made whole by one worker
+        self.in_parts = in_parts  # no batch is made whole by one worker
         self._sent: tuple[bool, Layout | None] | None = None
 
     def update(self, engine: Engine) -> None:
@@ -75,6 +75,6 @@ class EngineTransport:
 
     def makes_whole(self, index: object) -> bool:
         """Whether one worker fetches and collates the batch."""
-        if self._in_parts:
+        if self.in_parts:
             return False
         return self.shape.whole or type(index) not in (list, tuple) or not index

@@ -391,7 +391,7 @@ class Runner:
             return None
         told = snapshots.taken(at_any_cost=status == EXHAUSTED)
         if status == EXHAUSTED:
-            snapshots.rest()
+            snapshots.forget()
         return None if told is None else (STATED, answer, told)
 
     def _fetch(self, task: Task) -> Any:

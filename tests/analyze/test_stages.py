@@ -167,7 +167,7 @@ def test_batches_of_a_check_have_the_mean_cost() -> None:
 def test_check_of_uneven_samples_has_whole_epochs() -> None:
     """And minato's loader looks ahead and knows costs, as it does in the program's second epoch."""
     from minato.analyze import loaders
-    from minato.iterators import window
+    from minato.iterators import planner
     from minato.iterators.across_iterators import memo_of
 
     def measured() -> Any:
@@ -176,7 +176,7 @@ def test_check_of_uneven_samples_has_whole_epochs() -> None:
         loader = DataLoader(list(range(64)), 4)
         made = loaders.rebuild(loader, request)
         found = asdict(loaders.rate(Request("rate", rate=request), loader))
-        return found, memo_of(made).costs.predict(8), window.may_look_ahead(made)
+        return found, memo_of(made).costs.predict(8), planner.may_look_ahead(made)
 
     found, learnt, ahead = in_a_fork(measured)
     assert found["batches"] % 5 == 0 and found["epoch"] == 5

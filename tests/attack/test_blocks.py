@@ -202,7 +202,7 @@ def test_planned_batch_is_taken_once_in_order() -> None:
     data = [torch.full((3, 5), float(i)) for i in range(64)]
     it: Any = iter(minato.DataLoader(data, 2, num_workers=1))  # type: ignore[arg-type]
     engine = it._engine
-    while it._receiver.shape.layout is None or it._delivery_queue.entries:
+    while it._receiver.shape.layout is None or it._planner.received:
         next(it)
     layout = it._receiver.shape.layout.core
 

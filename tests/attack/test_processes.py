@@ -20,7 +20,6 @@ import torch
 import torch.utils.data
 
 import minato
-import minato.iterators.next_epoch
 import minato.iterators.planner
 import minato.iterators.receiver
 from minato.iterators.supervisor import Supervisor
@@ -876,7 +875,7 @@ def test_interrupt_while_batches_are_planned(dataset, options):
     be lost, but not while more is planned."""
     loader = make(dataset, num_workers=1, prefetch_factor=2, persistent_workers=True,
                   sampler=Order(range(40)), timeout=PATIENCE, **options)  # fmt: skip
-    planners = [minato.iterators.planner, minato.iterators.next_epoch]
+    planners = [minato.iterators.planner, minato.iterators.position]
     interrupts = lost = 0
     for line in range(1, 500, 1 if SECONDS >= 30 else 7):
         given, rung = rung_through(iter(loader), Alarm(line, planners))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minato.cache.order import NO_KEY, Following, Keys, Order
-from minato.iterators.samplers import share_of
+from minato.cache.order import share_of
 
 from .support import new_cache
 

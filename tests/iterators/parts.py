@@ -11,10 +11,8 @@ import minato
 from minato._core import CostModel
 from minato._records import Epoch
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.dataset_hints import CostHints
 from minato.iterators.planner import Planner
 from minato.iterators.position import Position
-from minato.iterators.window import Window
 from minato.options import Options
 from minato.transport.rows_or_whole import EngineTransport, SampleTransport
 
@@ -111,12 +109,10 @@ def planner_of(
     """A planner that has started the first epoch of a loader."""
     position = position_of(loader)
     options = Options.of(loader)
-    hints = CostHints(
-        loader.dataset, None, position.memo, ranks=position.ranks.for_seeds(), seeds=options.seeds
-    )
-    window = Window(loader, options, position.memo.costs, hinted=False, batch_size=loader.batch_size)
     transport, of_tests = EngineTransport(SampleTransport()), cast(Any, engine)
-    planner = kind(of_tests, loader, position, transport, window, (), hints)
+    planner = kind(
+        of_tests, loader, position, transport, options, batch_size=loader.batch_size
+    )
     planner.begin(iter(loader._index_sampler), goes_on=goes_on)
     return planner
 

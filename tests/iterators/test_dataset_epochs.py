@@ -14,7 +14,7 @@ from resuming import N, SIZE, Noisy, indices, lists, make, take, through_json
 from torch.utils.data import IterableDataset, Sampler
 
 import minato
-from minato.iterators.across_iterators import epoch_of
+from minato.iterators.position import epoch_of
 
 
 class Plain:

@@ -18,7 +18,8 @@ from torch.utils.data import (
 )
 
 import minato
-from minato.iterators.next_epoch import NextEpoch, Recorded
+from minato.iterators.planner import NextEpoch
+from minato.iterators.position import Recorded
 
 SIZE, BATCH = 40, 4
 #: the last samples alone

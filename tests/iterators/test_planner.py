@@ -15,7 +15,7 @@ import torch
 import minato
 
 from minato.iterators.across_iterators import memo_of
-from minato.iterators.window import Window, may_look_ahead
+from minato.iterators.planner import Window, may_look_ahead
 from minato.options import Options
 
 from . import parts
@@ -44,7 +44,8 @@ def test_look_ahead_for_quick_batches_follows_the_first() -> None:
 
 def test_hints_alone_do_not_make_batches_quick() -> None:
     loader = Loader(20)
-    window = Window(loader, Options.of(loader), memo_of(loader).costs, hinted=True)
+    engine: Any = Engine()
+    window = Window(loader, Options.of(loader), memo_of(loader), engine, hinted=True, batch_size=1)
     assert window.knows_costs() and window.reach(0) > 0 and not window.quick
 
 

@@ -14,8 +14,8 @@ from torch.utils.data import dataloader
 from workers.test_native import wait_for
 
 import minato
-from minato.iterators import receiver as _delivery_queue
-from minato.iterators import window as _window
+from minato.iterators import planner as _planner
+from minato.iterators import receiver as _receiver
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -60,7 +60,7 @@ class Rows(Numbers):
 
 @pytest.fixture(autouse=True)
 def any_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_delivery_queue, "SHORT_STEP_NS", 1 << 62)
+    monkeypatch.setattr(_receiver, "SHORT_STEP_NS", 1 << 62)
 
 
 def make(dataset: Any, **options: Any) -> minato.DataLoader:
@@ -95,10 +95,10 @@ def test_small_batches_are_received_together() -> None:
     iterator = second(make(Numbers()))
     complete(iterator, WINDOW)
     got, asked = [next(iterator)], []
-    assert len(iterator._delivery_queue.entries) == AT_A_TIME - 1
+    assert len(iterator._planner.received) == AT_A_TIME - 1
     iterator._receiver.receive = asked.append  # the engine is not asked again
     got += [next(iterator) for _ in range(AT_A_TIME - 1)]
-    assert not asked and not iterator._delivery_queue.entries
+    assert not asked and not iterator._planner.received
     del iterator._receiver.receive
     got += list(iterator)
     assert firsts(got) == list(range(0, BATCH * BATCHES, BATCH))
@@ -108,7 +108,7 @@ def prefetched(loader: minato.DataLoader) -> Any:
     """An iterator that has given one batch of its second epoch and has the rest of AT_A_TIME."""
     iterator = second(loader)
     complete(iterator, WINDOW)
-    assert int(next(iterator)[0, 0]) == 0 and len(iterator._delivery_queue.entries) == AT_A_TIME - 1
+    assert int(next(iterator)[0, 0]) == 0 and len(iterator._planner.received) == AT_A_TIME - 1
     return iterator
 
 
@@ -177,7 +177,7 @@ def test_wrapper_of_torchs_next_sees_each_batch(of: type, monkeypatch: pytest.Mo
     plain, seen = of.__next__, []
     with monkeypatch.context() as patch:
         patch.setattr(of, "__next__", lambda self: seen.append(batch := plain(self)) or batch)
-        while iterator._delivery_queue.entries:
+        while iterator._planner.received:
             next(iterator)
     assert firsts(seen) == list(range(4, BATCH * AT_A_TIME, BATCH))
     assert firsts(iterator) == list(range(BATCH * AT_A_TIME, BATCH * BATCHES, BATCH))
@@ -203,7 +203,7 @@ def test_break_leaves_generator_as_in_torch(
 ) -> None:
     """That draws once more when the sampler ends, which is met a window ahead. The second time
     little more than that window may be drawn ahead."""
-    monkeypatch.setattr(_window, "LOOK_AHEAD_INDICES", indices)
+    monkeypatch.setattr(_planner, "LOOK_AHEAD_INDICES", indices)
     dataset, generator = Numbers(), torch.Generator()
     sampler = torch.utils.data.RandomSampler(dataset, generator=generator)
     options = {"sampler": sampler, "num_workers": 2, "prefetch_factor": window // 2}
@@ -250,7 +250,7 @@ def test_other_batches_are_received_singly(options: dict[str, Any]) -> None:
     complete(iterator, 2)
     for _ in range(4):
         next(iterator)
-        assert not hasattr(iterator, "_delivery_queue") or not iterator._delivery_queue.entries
+        assert not hasattr(iterator, "_planner") or not iterator._planner.received
 
 
 def test_long_steps_receive_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_long_steps_receive_single_batches(monkeypatch: pytest.MonkeyPatch) -> N
     iterator = second(make(Numbers()))
     for n in range(BATCHES):
         assert next(iterator).tolist() == [[BATCH * n + i] for i in range(BATCH)]
-        assert not iterator._delivery_queue.entries or n < 12  # the steps before were short
+        assert not iterator._planner.received or n < 12  # the steps before were short
         time.sleep(0.05)
 
 
@@ -266,7 +266,7 @@ def test_large_batches_are_received_singly() -> None:
     iterator = second(make(Numbers(floats=1 << 18)))
     complete(iterator, 4)
     next(iterator)
-    assert not iterator._delivery_queue.entries
+    assert not iterator._planner.received
 
 
 def test_state_counts_delivered_batches() -> None:
@@ -274,7 +274,7 @@ def test_state_counts_delivered_batches() -> None:
     iterator = second(loader)
     complete(iterator, WINDOW)
     got = [next(iterator), next(iterator)]
-    assert iterator._delivery_queue.entries
+    assert iterator._planner.received
     state = loader.state_dict()
     rest = make(Numbers())
     rest.load_state_dict(state)
@@ -298,7 +298,7 @@ def test_abandoned_epoch_drops_prefetched_batches(ahead: bool) -> None:
     iterator = second(loader)
     complete(iterator, WINDOW)
     next(iterator)
-    assert iterator._delivery_queue.entries
+    assert iterator._planner.received
     for _ in range(2):
         assert firsts(iter(loader)) == list(range(0, BATCH * BATCHES, BATCH))
 
@@ -355,7 +355,7 @@ def test_slow_program_gets_all_batches(ahead: bool) -> None:
             got += [int(value) for value in batch[:, 0]]
             if len(got) == 50 * BATCH:
                 wait_for(lambda: loader._iterator._finished() >= AT_A_TIME)
-            most = max(most, len(loader._iterator._delivery_queue.entries))
+            most = max(most, len(loader._iterator._planner.received))
         assert got == list(order)
     assert most == AT_A_TIME - 1
 
@@ -372,6 +372,6 @@ def test_nothing_comes_after_the_end() -> None:
     complete(iterator, WINDOW)
     next(iterator)
     iterator._shutdown_workers()
-    assert not iterator._delivery_queue.entries
+    assert not iterator._planner.received
     with pytest.raises(RuntimeError, match="shut down"):
         next(iterator)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 
 import minato
-from minato.iterators import samplers as sampler_states
+from minato.iterators import position as sampler_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -221,7 +221,7 @@ def test_large_states_are_stored_rarely(monkeypatch: pytest.MonkeyPatch) -> None
     for done in range(1, 6):
         next(it)
         kept = loader._iterator or it
-        assert len(kept._progress.sampler._said) <= 3
+        assert len(kept._progress.sampler.said) <= 3
         state = json.loads(json.dumps(loader.state_dict()))
         assert state["delivered"] == done
         other = make(Counts, 0)

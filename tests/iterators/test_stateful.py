@@ -600,12 +600,11 @@ def test_batches_finished_during_check_keep_order() -> None:
         return len(polled) > 1
 
     engine = SimpleNamespace(poll=poll)
-    iterator._supervisor = SimpleNamespace(engine=engine)  # type: ignore[assignment]
+    iterator._engine = engine  # type: ignore[assignment]
     sent = [SimpleNamespace(answer=None, done_ns=0, block=number) for number in range(2)]
     iterator._blocks = dict(enumerate(sent))  # type: ignore[arg-type]
     assert iterator._done() == [0]
     assert iterator._done() == [0, 1]
-    del iterator._supervisor
 
 
 def test_a_dataset_that_has_no_state_now() -> None:

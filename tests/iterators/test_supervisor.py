@@ -53,10 +53,10 @@ class Pool:
         self.stopped = True
 
 
-def supervisor_of(pool: Any, balanced: bool = True, **options: Any) -> Supervisor:
-    loader: Any = Loader(20, **options)
-    made = Supervisor(loader, Options.of(loader), position_of(loader), balanced=balanced)
-    made.start(lambda: pool)
+def supervisor_of(pool: Any) -> Supervisor:
+    loader: Any = Loader(20)
+    made = Supervisor(loader, Options.of(loader), position_of(loader), pool, balanced=True)
+    made.start(loader)
     return made
 
 
@@ -65,12 +65,10 @@ def never() -> bool:
 
 
 def test_failed_start_stops_the_pool() -> None:
-    loader: Any = Loader(20)
-    supervisor = Supervisor(loader, Options.of(loader), position_of(loader), balanced=True)
-    pool: Any = Pool(fails=True)
+    pool = Pool(fails=True)
     with pytest.raises(OSError, match="no process"):
-        supervisor.start(lambda: pool)
-    assert pool.done == ["start", "stop"] and not supervisor.living()
+        supervisor_of(pool)
+    assert pool.done == ["start", "stop"]
 
 
 def test_dependents_end_before_workers() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -95,9 +96,12 @@ def check(stats: dict[str, Any], absent: set[str]) -> None:
 
 
 def test_the_documentation_names_every_field() -> None:
-    doc = _stats.__doc__ or ""
-    names = {n for line in re.findall(r"^([a-z][a-z_, ]*?)  ", doc, re.M) for n in line.split(", ")}
-    assert {n for n in names if n} == set(FIELDS)
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    table = page.partition("## Statistics")[2].partition("\n## ")[0]
+    cells = dict(re.findall(r"^\| (`.*?`) \| (.*) \|$", table, re.M))
+    assert {name for names in cells for name in re.findall(r"`(\w+)`", names)} == set(FIELDS)
+    for kind, cell in ((minato.typing.Device, "`device`"), (minato.typing.Decision, "`scheduler`")):
+        assert all(f"`{name}`" in cells[cell] for name in kind.__annotations__)
 
 
 def test_types_name_every_field() -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minato.iterators.receiver import DeliveryQueue
+from minato.iterators.receiver import Receiver
 
-from .parts import Engine
+from .parts import Engine, Loader, planner_of
 
 
-class Numbers:
-    """Numbers that are complete up to `done`."""
+class Numbers(Receiver):
+    """Receives numbers in place of batches, four at a time; those below `done` are complete."""
 
     def __init__(self, done: int) -> None:
-        self.done, self.at = done, 0
+        loader: Any = Loader()
+        planner = planner_of(loader, Engine())
+        supervisor: Any = SimpleNamespace(
+            trace=None, timeout=0, living=lambda: True, served=SimpleNamespace(watch=None)
+        )
+        super().__init__(loader, supervisor, planner, None)
+        self.done, self.at, self.together = done, 0, 4
 
     def receive(self, wait: bool = True) -> tuple[str, Any] | None:
         if not wait and self.at >= self.done:
@@ -28,23 +33,16 @@ class Numbers:
     def more(self) -> bool:
         return True
 
-    def named(self, what: str) -> str:
-        return what
-
-
-def delivery_queue_of(receiver: Any) -> DeliveryQueue:
-    supervisor: Any = SimpleNamespace(trace=None, timeout=0, living=lambda: True)
-    at_a_time: Any = SimpleNamespace(most=lambda: 4)
-    engine: Any = Engine()
-    return DeliveryQueue(engine, supervisor, receiver, deque(), at_a_time)
+    def _most_at_a_time(self) -> int:
+        return self.together
 
 
 @pytest.mark.parametrize("at", ["wait_begins", "wait_ends"])
 def test_interrupted_wait_ends_at_next_call(at: str) -> None:
     """The engine counts batches taken during one wait as prefetched, and makes no more than a
     window of them."""
-    delivery_queue = delivery_queue_of(Numbers(done=0))
-    engine: Any = delivery_queue.engine
+    receiver = Numbers(done=0)
+    engine: Any = receiver.engine
     usual = getattr(engine, at)
 
     def interrupted(*told: Any) -> Any:
@@ -53,27 +51,26 @@ def test_interrupted_wait_ends_at_next_call(at: str) -> None:
 
     setattr(engine, at, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        delivery_queue.next()
+        receiver.next()
     assert engine.waits_ended == []
-    delivery_queue._at_a_time = SimpleNamespace(most=lambda: 1)  # type: ignore[assignment]
-    delivery_queue.next()
-    delivery_queue.next()
+    receiver.together = 1
+    receiver.next()
+    receiver.next()
     assert engine.waits_ended == [at == "wait_ends"]
 
 
 def test_batch_lost_to_interrupt_is_not_held() -> None:
     """It counts as prefetched until its turn."""
-    delivery_queue = delivery_queue_of(receiver := Numbers(done=0))
-    engine: Any = delivery_queue.engine
-    usual = receiver.receive
+    receiver = Numbers(done=0)
+    engine: Any = receiver.engine
 
     def interrupted(wait: bool = True) -> Any:
         raise KeyboardInterrupt
 
     receiver.receive = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        delivery_queue.next()
-    receiver.receive = usual  # type: ignore[method-assign]
-    delivery_queue.entries.append(["batch 0", 0])
-    delivery_queue.next()
+        receiver.next()
+    del receiver.receive
+    receiver.planner.received.append(["batch 0", 0])
+    receiver.next()
     assert engine.waits_ended == [False, True] and engine.waits_held == [False, False]
