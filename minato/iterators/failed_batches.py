@@ -26,7 +26,7 @@ from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
 from ..text import counted
 from ..workers.answers import BATCH
-from ..workers.on_error import FailedSample
+from ..workers.fetching import FailedSample
 
 if TYPE_CHECKING:
     from ..epoch_progress import Progress

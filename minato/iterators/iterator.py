@@ -49,9 +49,9 @@ from ..text import parse_bytes
 from ..transport.layouts import collates_more, is_default_collate
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.actors import RemotePool
+from ..workers.fetching import RAISE, REPLACE
 from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
-from ..workers.on_error import RAISE, REPLACE
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
 from .across_iterators import memo_of

@@ -16,9 +16,8 @@ from ..epoch_progress import Progress
 from ..errors import LATE
 from ..sampler_indices import as_given, numbered, numbered_alone
 from ..transport.rows_or_whole import EngineTransport
-from ..workers.fetching import BY_INDEX
+from ..workers.fetching import BY_INDEX, Ahead, FatalIndex, Spares
 from ..workers.native import integers
-from ..workers.on_error import Ahead, FatalIndex, Spares
 from .dataset_hints import CostHints, Groups
 from .failed_batches import lost_sample
 from .next_epoch import EpochAhead, NextEpoch

@@ -22,7 +22,7 @@ from .._records import Loss
 from ..errors import Failure, LoaderFailure
 from ..transport.rows_or_whole import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
-from ..workers.on_error import Spares
+from ..workers.fetching import Spares
 from .failed_batches import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner

@@ -43,7 +43,7 @@ from ..workers import answers
 from ..workers.answers import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REFUSED, REPLACED, parted,
 )  # fmt: skip
-from ..workers.on_error import FailedSample
+from ..workers.fetching import FailedSample
 from .failed_batches import Amended, Part, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .position import Position

@@ -24,7 +24,7 @@ from ..sampler_indices import as_given
 from ..transport.layouts import Layout, is_default_collate
 from ..transport.rows_or_whole import EngineTransport
 from ..workers.answers import EXHAUSTED, FAILED, OK
-from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
+from ..workers.fetching import RAISE, REPLACE, Ahead, Spares
 from .failed_batches import Amended, note, unread
 from .iterator import WHOLE, MinatoIterator, Queue
 from .receiver import placed_batch, whole_batch

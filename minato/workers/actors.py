@@ -37,8 +37,8 @@ from ..errors import LoaderFailure, WorkerLost, add_note, program_level, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
+from .fetching import RAISE, Fatal, FatalIndex
 from .job import SENT_TOGETHER, Job
-from .on_error import RAISE, Fatal, FatalIndex
 from .process import seed_of_all, seed_torch
 from .process_pool import Unseen
 from .runner import Runner
@@ -156,7 +156,6 @@ class Actor:
         runner, entries = self._runner, list[Entry]()
         failure = runner.init_failure or runner.epoch_failure
         get = runner._getter(task)
-        runner.indices = lambda: (task.indices, task.spares)
         for row in rows:
             try:
                 if failure is not None:

@@ -13,7 +13,7 @@ from ..errors import Failure, add_note
 from ..transport import messages
 from ..transport.layouts import plain
 from ..transport.uncollatable import why
-from .on_error import FailedSample
+from .fetching import FailedSample
 
 #: kinds of tasks
 ROWS, SAMPLES, BATCH = _core.KIND_ROWS, _core.KIND_SAMPLES, _core.KIND_BATCH

@@ -213,7 +213,6 @@ class _Runner(Runner):
         """The answer to a task. C may have made its rows up to one that failed."""
         if task.kind == BATCH:
             return self.batch(task)
-        self.indices = lambda: (task.indices, task.spares)
         entries, get = self.rows(task), self._getter(task)
         for row in range(entries[-1][0] + 1 if entries else task.row0, task.row0 + task.nrows):
             if entries and entries[-1][1] == ERROR:
