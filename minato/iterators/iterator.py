@@ -42,7 +42,7 @@ from ..epoch_progress import Progress
 from ..errors import Failure
 from ..option_values import option
 from ..options import Options
-from ..seeding import init_states
+from ..seeding import pitfalls
 from ..seeding.order_generators import BASE_SEED
 from ..seeding.ranks import ranks_of
 from ..text import parse_bytes
@@ -529,7 +529,7 @@ class BalancedIterator(MinatoIterator):
     def _next_data(self) -> Any:
         if not self._looked_at_init and self._position.progress.count:
             self._looked_at_init = True
-            init_states.warn_of(self._seeded_by_init())
+            pitfalls.warn_of_own_number(self._seeded_by_init())
         while isinstance(got := self._next_batch(), Failure):
             if type(got) is not Amended:
                 self._position.errors += 1
@@ -595,7 +595,7 @@ class BalancedIterator(MinatoIterator):
         else:
             self._supervisor.warn_of_deaths(at_end=True)
         self._position.ends()
-        init_states.warn_of(found)
+        pitfalls.warn_of_own_number(found)
 
     def _seeded_by_init(self) -> list[str]:
         """Generators that worker_init_fn seeded from its own number, if warnings are due."""
@@ -603,4 +603,4 @@ class BalancedIterator(MinatoIterator):
         if asked or self._supervisor.reproducible or not self._living():
             return []
         made_with = self._pool.base_seed if isinstance(self._pool, Pool) else 0
-        return init_states.look(self._engine.workers(), made_with)
+        return pitfalls.seeded_by_number(self._engine.workers(), made_with)

@@ -20,9 +20,9 @@ from .. import _core
 from .._records import Task
 from ..dataset_calls import attribute, by_sample, fetches_batches
 from ..errors import Failure
-from ..seeding import init_states
-from ..seeding.find_generators import make_seeder, own_seeds
-from ..seeding.order_generators import put_global
+from ..seeding.find_generators import Growing, OwnSeeds, own_seeds
+from ..seeding.order_generators import all_global, put_global
+from ..seeding.pitfalls import UNCHANGED, init_states
 from ..stateful import Snapshots, make_again
 from ..transport import messages
 from ..transport.layouts import is_default_collate, open_layout, proven
@@ -108,7 +108,7 @@ class Runner:
         self.fetcher: Any = None
         self.begin: bytes | None = None  # state of the dataset at the start of an epoch
         self.again = 0  # delivered batches of a process before, which this one makes again
-        self.init_states = init_states.UNCHANGED
+        self.init_states = UNCHANGED
         try:
             if not_loaded is not None:
                 raise not_loaded
@@ -125,18 +125,22 @@ class Runner:
 
     def _begin(self, number: int) -> None:
         """Calls worker_init_fn, then finds the generators to seed."""
-        job, roots = self.job, (self.job.dataset, self.job.collate_fn)
-        if not job.seed_per_sample:
-            if job.worker_init_fn is not None:
-                self._init(number)
-            return
-        before = None
+        job, before = self.job, None
         if job.worker_init_fn is not None:
-            before, states = own_seeds(*roots), init_states.now()
+            if job.seed_per_sample:
+                before, states = own_seeds(job.dataset, job.collate_fn), all_global()
             self._init(number)
-            self.init_states = init_states.left_by(states)
+            if job.seed_per_sample:
+                self.init_states = init_states(states)
+        if job.seed_per_sample:
+            self.seeder = self._make_seeder(before)
+
+    def _make_seeder(self, before: OwnSeeds | None) -> Any:
+        """before: the generators' own seeds before worker_init_fn; None: there is no such function."""
+        job = self.job
         tell = job.notes.moves if job.notes is not None and job.num_workers > 1 else None
-        self.seeder = make_seeder(*roots, before=before, tell=tell, of_loader=job.generator)
+        of = job.dataset, job.collate_fn
+        return Growing(*of, before=before, tell=tell, of_loader=job.generator).seeder
 
     def _init(self, number: int) -> None:
         """Calls worker_init_fn. It must not change default_collate: samples of several workers are

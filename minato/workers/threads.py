@@ -34,7 +34,7 @@ from .. import _notes, worker_info
 from .._notes import Notes
 from ..errors import program_level
 from ..option_values import option
-from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread, own_seeds
+from ..seeding.find_generators import GrowingInThread, OwnSeeds, find_of, find_shared
 from . import grace, library_threads, signals
 from .job import Job
 from .process_pool import Executor, WorkerHandle
@@ -259,14 +259,8 @@ class _Runner(Runner):
 
     has_copy = False
 
-    def _begin(self, number: int) -> None:
-        job, roots = self.job, (self.job.dataset, self.job.collate_fn)
-        before = None
-        if job.worker_init_fn is not None:
-            before = own_seeds(*roots) if job.seed_per_sample else None
-            self._init(number)
-        if job.seed_per_sample:
-            self.seeder = make_seeder_of_thread(*roots, before=before)
+    def _make_seeder(self, before: OwnSeeds | None) -> Any:
+        return GrowingInThread(self.job.dataset, self.job.collate_fn, before=before).seeder
 
 
 class Modes:
