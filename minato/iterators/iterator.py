@@ -46,8 +46,9 @@ from ..seeding import pitfalls
 from ..seeding.order_generators import BASE_SEED
 from ..seeding.ranks import ranks_of
 from ..text import parse_bytes
-from ..transport.layouts import collates_more, is_default_collate
-from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..transport.layouts import (
+    EngineTransport, SampleTransport, collates_more, is_default_collate,
+)  # fmt: skip
 from ..workers.actors import RemotePool
 from ..workers.fetching import RAISE, REPLACE
 from ..workers.job import Job, Memory

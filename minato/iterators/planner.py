@@ -15,7 +15,7 @@ from ..dataset_calls import fetches_batches
 from ..epoch_progress import Progress
 from ..errors import LATE
 from ..sampler_indices import as_given, numbered, numbered_alone
-from ..transport.rows_or_whole import EngineTransport
+from ..transport.layouts import EngineTransport
 from ..workers.fetching import BY_INDEX, Ahead, FatalIndex, Spares
 from ..workers.native import integers
 from .dataset_hints import CostHints, Groups

@@ -20,7 +20,7 @@ from typing import Any
 from .._core import Block
 from .._records import Loss
 from ..errors import Failure, LoaderFailure
-from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..transport.layouts import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
 from ..workers.fetching import Spares
 from .failed_batches import Part, note

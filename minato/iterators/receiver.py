@@ -35,9 +35,9 @@ from .._records import Envelope
 from ..device.send_ahead import Pinner, Pinning
 from ..errors import Failure
 from ..time_limits import Deadline
-from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
-from ..transport.rows_or_whole import EngineTransport, SampleTransport
-from ..transport.uncollatable import by_index, why
+from ..transport.layouts import (
+    EngineTransport, Layout, NoLayout, SampleTransport, alike, by_index, is_default_collate, why,
+)  # fmt: skip
 from ..worker_info import as_in_worker
 from ..workers import answers
 from ..workers.answers import (

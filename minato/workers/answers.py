@@ -11,8 +11,7 @@ from .. import _core
 from .._records import Envelope
 from ..errors import Failure, add_note
 from ..transport import messages
-from ..transport.layouts import plain
-from ..transport.uncollatable import why
+from ..transport.layouts import plain, why
 from .fetching import FailedSample
 
 #: kinds of tasks

@@ -25,9 +25,8 @@ from ..seeding.order_generators import all_global, put_global
 from ..seeding.pitfalls import UNCHANGED, init_states
 from ..stateful import Snapshots, make_again
 from ..transport import messages
-from ..transport.layouts import is_default_collate, open_layout, proven
+from ..transport.layouts import by_index, is_default_collate, open_layout, proven, why
 from ..transport.messages import sendable, sending_ns
-from ..transport.uncollatable import by_index, why
 from ..worker_info import asked
 from .answers import (
     AMISS,
