@@ -36,7 +36,6 @@ import numpy as np
 import torch
 
 from ..typing import Device
-from ..workers import grace
 from .interface import Provider
 from .operators import Split, Tail
 from .pagelocked_rows import Lock, Slots
@@ -53,6 +52,8 @@ TIMED_BYTES = 64 << 10
 PACE = 0.2
 #: longest wait for copies before their sources are unlocked for the program
 LAND_SECONDS = 5.0
+#: the interpreter, at its exit, waits for copies that no code has waited for
+COPIES_SECONDS = 5.0
 
 
 def depth(copy_s: float, step_s: float, nbytes: float, free: float | None) -> int:
@@ -461,7 +462,7 @@ def _after_in_child() -> None:
 @atexit.register
 def _finish_all() -> None:
     for copier in list(_all):
-        copier.finish(grace.COPIES)
+        copier.finish(COPIES_SECONDS)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

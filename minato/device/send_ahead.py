@@ -22,14 +22,13 @@ from torch.utils.data import _utils
 
 from ..errors import Failure
 from ..time_limits import Deadline
-from ..workers import grace
 from ..workers.threads import start_quietly
 from .copies import FEWEST, Copier, Copies
 from .interface import Provider
 from .operators import Split
 
-#: how long a fork waits for the batch being pinned; closing waits grace.STAGE
-FORK_SECONDS = 1.0
+#: how long a fork waits for the batch being pinned; and how long closing does
+FORK_SECONDS, STAGE_SECONDS = 1.0, 5.0
 #: how often a waiting caller checks that the thread is alive
 LOOK_SECONDS = 0.5
 
@@ -121,7 +120,7 @@ class Pinner:
         self.ended.set()
         self._belt.waiting.put((None, None))
         if self.thread is not threading.current_thread():  # garbage collection may run in it
-            self.thread.join(grace.STAGE)
+            self.thread.join(STAGE_SECONDS)
 
     def pause(self) -> bool:
         """Waits until no batch is being pinned, for a fork: in the child, the locks of the
@@ -289,7 +288,7 @@ def _copy_loop(belt: Belt, copier: Copier, ended: threading.Event) -> None:
         del data
         belt.put((arriving, sent))
         del arriving, sent
-    copier.finish(grace.STAGE)
+    copier.finish(STAGE_SECONDS)
 
 
 def _no_room(arriving: Arriving, data: Any, copier: Copier) -> Any:

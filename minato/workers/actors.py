@@ -39,10 +39,10 @@ from . import library_threads
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
 from .fetching import RAISE, Fatal, FatalIndex
 from .job import SENT_TOGETHER, Job
-from .process import seed_of_all, seed_torch
 from .process_pool import Unseen
 from .runner import Runner
 from .threads import PythonPool, stop_all
+from .zygote import seed_of_all, seed_torch
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU.
 #: Threads of the trainer could not seed its generators for a sample, and Ray ends a trainer whose own

@@ -28,10 +28,9 @@ from .._notes import STACK_SIGNAL, Notes
 from .._system import explained
 from ..errors import program_level
 from ..seeding import generator_states
-from . import grace, library_threads, open_files, signals
-from .job import Job, Memory, without_main
-from .process import may_start_processes
-from .zygote import FORKED, LEAVING, UNKNOWN_START, main as run_zygote
+from . import library_threads, signals, zygote as zygotes
+from .job import Job, Memory, find_open_files, without_main
+from .zygote import FORKED, LEAVING, UNKNOWN_START, may_start_processes
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
@@ -320,7 +319,7 @@ class Pool(Executor):
             self._soon = 0
         if not self.mine() or not begun or self._soon == RESTARTS_MOST:
             return False
-        self._await_zygote(grace.KILL)  # it has ended, but with forkserver its status comes later
+        self._await_zygote(zygotes.KILL)  # it has ended, but with forkserver its status comes later
         code = self.zygote.exitcode or 0
         killed = code < 0 or (code == FORK_SERVER_DIED and self._method == "forkserver")
         if not killed or self.notes.exit_cause(self.zygote.pid):
@@ -344,7 +343,7 @@ class Pool(Executor):
             if job.seed_per_sample:
                 generator_states.probe_globals()
         if first and job.forked:
-            job.files = open_files.find()
+            job.files = find_open_files()
         elif first:
             self._mapping = os.dup(self.engine.fd)
         else:
@@ -360,7 +359,7 @@ class Pool(Executor):
             os.set_blocking(self._commands.fileno(), False)
             inherited = self._commands if self._method == "fork" else None
             zygote = self._context.Process(
-                target=run_zygote,
+                target=zygotes.main,
                 args=(job, reader, inherited, self._method),
                 name=signals.Deaf("minato-zygote"),
                 daemon=True,
@@ -415,7 +414,7 @@ class Pool(Executor):
         return self.notes.moving()
 
     def stop(self) -> None:
-        """Ends workers and zygote within the times of grace.py, and frees the memory. Each step is
+        """Ends workers and zygote within the times that zygote.py lists, and frees the memory. Each step is
         done even if earlier ones failed. A KeyboardInterrupt comes after the last step; Ctrl-C ends
         the wait for exit functions of workers."""
         if self.stopped or self._owner != os.getpid():
@@ -441,8 +440,8 @@ class Pool(Executor):
     def _end_zygote(self, held: signals.Held) -> None:
         try:
             self._wake()
-            self._await_zygote(grace.STOP)
-            until = time.monotonic() + grace.FINISH
+            self._await_zygote(zygotes.STOP)
+            until = time.monotonic() + zygotes.FINISH
             while self._leaving() and not held.interrupted and time.monotonic() < until:
                 self._await_zygote(0.05)
         finally:
@@ -456,10 +455,10 @@ class Pool(Executor):
 
     def join_zygote(self, timeout: float | None = None) -> None:
         """Waits for the zygote's end, at most timeout seconds. None, at the interpreter's exit: at
-        most grace.KILL, then kills it."""
+        most zygotes.KILL, then kills it."""
         join = multiprocessing.process.BaseProcess.join
         try:
-            join(self.zygote, grace.KILL if timeout is None else timeout)
+            join(self.zygote, zygotes.KILL if timeout is None else timeout)
             stays = timeout is None and self.zygote.exitcode is None
         except ValueError:  # another thread has waited for it and closed it
             return
@@ -502,9 +501,9 @@ class Pool(Executor):
             self.signal_zygote(signal.SIGKILL)
         else:
             self.zygote.kill()
-        self._await_zygote(grace.KILL)
+        self._await_zygote(zygotes.KILL)
         # counted from now, so that workers have this time even if the zygote did not end
-        deadline = time.monotonic() + grace.KILL
+        deadline = time.monotonic() + zygotes.KILL
         left = set(range(self.engine.segment.workers))
         while left and time.monotonic() < deadline:
             left = {number for number in left if self._lives(number, signal.SIGKILL)}

@@ -35,13 +35,18 @@ from .._notes import Notes
 from ..errors import program_level
 from ..option_values import option
 from ..seeding.find_generators import GrowingInThread, OwnSeeds, find_of, find_shared
-from . import grace, library_threads, signals
+from . import library_threads, signals
 from .job import Job
 from .process_pool import Executor, WorkerHandle
 from .runner import Runner, serve, worker_of
+from .zygote import LEAVE
 
 if TYPE_CHECKING:
     from .._core import Engine
+
+#: the interpreter, at its exit, waits this many seconds for threads in the middle of a sample
+EXIT = 2.0
+
 
 class ThreadHandle(WorkerHandle):
     """A worker thread, with the interface of ``multiprocessing.Process``."""
@@ -193,7 +198,7 @@ _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 @atexit.register
 def stop_all() -> None:
     """Ends the threads of all pools before the interpreter frees its memory."""
-    deadline = time.monotonic() + grace.EXIT
+    deadline = time.monotonic() + EXIT
     for pool in list(_pools):
         pool.dismiss(deadline)
 
@@ -321,7 +326,7 @@ class PythonPool(ThreadPool):
     """The engine and its Python threads."""
 
     kind = "thread"
-    patience = grace.LEAVE  # a sample may take forever
+    patience = LEAVE  # a sample may take forever
 
     def __init__(
         self,

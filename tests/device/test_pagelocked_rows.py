@@ -138,7 +138,7 @@ def test_copies_do_not_cross_chunks(fake: Fake, locker: Locker) -> None:
 def test_copies_that_never_end_keep_their_lock(
     fake: Fake, locker: Locker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minato.workers.grace.STAGE", 0.05)
+    monkeypatch.setattr("minato.device.send_ahead.STAGE_SECONDS", 0.05)
     iterator = iter(minato.DataLoader(Rows(), num_workers=2, device="cuda"))
     for _ in range(6):
         last = fake.read(next(iterator)["x"])
