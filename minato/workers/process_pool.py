@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -17,7 +16,6 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,13 +46,6 @@ SOON_SECONDS, RESTARTS_MOST = 1.0, 10
 PID_SECONDS = 60.0
 
 
-#: Ends of pipes that pools have not closed yet. An iterator may be garbage in a reference cycle (of
-#: an exception's traceback, say). Then a Connection in it could be finalized before the iterator.
-#: The iterator would write to a descriptor that is closed, or that is another file's by now.
-_commands: set[Connection] = set()
-os.register_at_fork(after_in_child=_commands.clear)
-
-
 def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     """The identity of worker 0; the others follow. Programs number workers by the first number of
     their identity. So workers get numbers of the trainer's children: the zygote's number, which no
@@ -66,25 +57,10 @@ def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     return first
 
 
-#: pools that have a zygote
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _continue_zygotes() -> None:
-    """Continues stopped zygotes. At the interpreter's exit multiprocessing sends each zygote
-    SIGTERM and waits for its end, and a stopped process would not get the signal."""
-    for pool in list(_pools):
-        if pool.mine():
-            pool.signal_zygote(signal.SIGCONT)
-
-
-atexit.register(_continue_zygotes)  # registered after multiprocessing's, so it runs before
-
-
 def _limit_join(zygote: Any, pool: Pool) -> None:
     """Limits how long the interpreter's exit waits for a zygote. After SIGTERM multiprocessing
-    would wait forever for a frozen zygote (control group freezer, hung file system). The new join()
-    holds no reference to the zygote or its pool, so neither is in a reference cycle."""
+    would wait forever for one that is stopped or frozen (control group freezer, hung file system).
+    The new join() holds no reference to the zygote or its pool, so neither is in a reference cycle."""
     me = weakref.ref(pool)
 
     def join(timeout: float | None = None) -> None:
@@ -279,11 +255,13 @@ class Pool(Executor):
         self.base_seed = job.base_seed
         self._pidfd = -1
         self._mapping = -1  # the mapping's descriptor, if another zygote does not inherit it
-        self._commands: Connection | None = None
+        # Numbers, not objects: the pool may be garbage in a reference cycle (of an exception's
+        # traceback, say). A Connection in it could be finalized, and closed, before the pool.
+        self._commands = -1  # the zygote reads its commands from the other end of this pipe
         self.zygote: Any = None
         self._context = context
-        self.forks = context.get_start_method() == "fork"
         self._method = context.get_start_method()
+        self.forks = self._method == "fork"
         self.ended_by_program: set[int] = set()  # ids of workers, by terminate() or kill()
         self._shared: list[Any] = []  # with workers, on an accelerator
         self.notes = job.notes = Notes()
@@ -292,7 +270,8 @@ class Pool(Executor):
 
     def _pickle(self) -> None:
         """Pickles the job for processes that inherit nothing."""
-        if self._method != "fork" and self._job is not None:
+        assert self._job is not None
+        if not self.forks:
             # Not in _start(): these processes live on, and would inherit the signals that are
             # blocked there. And a new fork server starts while this process pickles.
             resource_tracker.ensure_running()
@@ -334,7 +313,7 @@ class Pool(Executor):
         first, self.started, job, segment = not self.started, True, self._job, self.engine.segment
         assert job is not None
         job.blocked, job.handled = frozenset(held.blocked), signals.handled()
-        job.forked = self._method == "fork"
+        job.forked = self.forks
         segment.set_start(FORKED if job.forked else UNKNOWN_START)
         self._begun_at = time.monotonic()
         if job.forked:
@@ -349,15 +328,14 @@ class Pool(Executor):
         else:
             job.memory = Memory(segment, self._mapping)
         reader, writer = multiprocessing.Pipe(duplex=False)
-        if self._commands is None:
-            self._commands = writer
-            _commands.add(writer)
+        if first:
+            self._commands = os.dup(writer.fileno())
         else:  # the engine writes to the descriptor of this number
-            os.dup2(writer.fileno(), self._commands.fileno(), inheritable=False)
-            writer.close()
+            os.dup2(writer.fileno(), self._commands, inheritable=False)
+        writer.close()
         try:
-            os.set_blocking(self._commands.fileno(), False)
-            inherited = self._commands if self._method == "fork" else None
+            os.set_blocking(self._commands, False)
+            inherited = self._commands if job.forked else None
             zygote = self._context.Process(
                 target=zygotes.main,
                 args=(job, reader, inherited, self._method),
@@ -375,11 +353,10 @@ class Pool(Executor):
             pidfd = os.pidfd_open(zygote.pid)
             if first:
                 self._pidfd = pidfd
-                _pools.add(self)
             else:  # the engine looks at the descriptor of this number
                 os.dup2(pidfd, self._pidfd, inheritable=False)
                 os.close(pidfd)
-            self.engine.start(self._pidfd, self._commands.fileno())
+            self.engine.start(self._pidfd, self._commands)
         finally:
             reader.close()
             if job.pickled is not None:
@@ -424,12 +401,9 @@ class Pool(Executor):
             self._job = None
             last_first.callback(self._shared.clear)
             last_first.callback(self.notes.close)
-            for fd in self._pidfd, self._mapping:
+            for fd in self._commands, self._pidfd, self._mapping:
                 if fd >= 0:
                     last_first.callback(os.close, fd)
-            if self._commands is not None:
-                last_first.callback(_commands.discard, self._commands)
-                last_first.callback(self._commands.close)
             last_first.callback(self.engine.close)
             last_first.callback(self._keep_entries)
             if self.zygote is not None:  # else it was never made
@@ -482,9 +456,8 @@ class Pool(Executor):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _wake(self) -> None:
-        assert self._commands is not None
         with contextlib.suppress(OSError), signals.no_broken_pipe():
-            os.write(self._commands.fileno(), b"!")
+            os.write(self._commands, b"!")
 
     def _close_zygote(self) -> None:
         try:

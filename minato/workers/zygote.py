@@ -492,12 +492,12 @@ class Zygote:
             self._await_children(KILLED, KILLED)
 
 
-def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
+def main(job: Job, commands: Connection, unused: int | None, method: str) -> None:
     """Target of the process that the trainer starts."""
     try:
         signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
         if unused is not None:
-            unused.close()  # the loader's end, inherited by a fork
+            os.close(unused)  # the loader's end, inherited by a fork
         library_threads.limit(job.one_thread, known=job.forked)
         torch.multiprocessing._set_thread_name("minato_zygote")
         zygote = Zygote(job, commands, method)
