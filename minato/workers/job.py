@@ -156,7 +156,7 @@ class Pickled:
         apart, self._apart = self._apart, None  # only this copy may use the containers
         _beside[:] = self._beside
         try:
-            with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data, inheriting():
+            with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data:
                 return _Loader(self._file, data, apart).load()
         finally:
             _beside.clear()
@@ -380,13 +380,11 @@ def inheriting() -> Iterator[None]:
     """Marks this process as one that multiprocessing prepares: a main module that starts processes
     then gets multiprocessing's error."""
     here: Any = process.current_process()
-    outer = vars(here).get("_inheriting")
     here._inheriting = True
     try:
         yield
     finally:
-        if outer is None:
-            del here._inheriting
+        del here._inheriting
 
 
 class Memory:
