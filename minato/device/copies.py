@@ -30,15 +30,17 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..typing import Device
-from .interface import Provider
+from .interface import Driver, Provider
 from .operators import Split, Tail
-from .pagelocked_rows import Lock, Slots
+
+if TYPE_CHECKING:
+    from .._core import PageLock
 
 #: fewest and most batches on the device: the delivered one and those after it
 FEWEST, MOST = 2, 4
@@ -179,6 +181,57 @@ class Copies:
         }
 
 
+# ---- rows in the arena as the source of copies ----------------------------------------------
+#
+# They are locked for the device if its driver allows it. The device then reads the memory that
+# workers have written, without a copy on the host. If the driver refuses (a limit on locked memory, a
+# container without the permission), rows are copied through torch's page-locked memory instead.
+#
+# A copy from locked memory continues after the call that started it, and minato cannot see the
+# program's own copies. So rows are not locked if the program receives any object that may lie in the
+# arena. Tensors arrive on the device, and plain values never lie in the arena. Other objects may.
+
+#: smaller tensors do not lie in the arena: they were copied when the batch was made
+SMALLEST = 64 << 10
+
+
+class Slots:
+    """The arena of one engine, for one device."""
+
+    def __init__(self, engine: Any, driver: Driver | None) -> None:
+        self._engine = engine
+        self.locks = driver is not None
+        if driver is not None:
+            engine.set_page_driver(*driver)
+
+    def lock(self, tensor: torch.Tensor) -> PageLock | None:
+        """Lets the device read a tensor as long as the lock lives; None if it is not in the arena, or may not be locked."""
+        if not self.locks or tensor.nbytes < SMALLEST or not tensor.is_contiguous():
+            return None
+        try:
+            lock: PageLock | None = self._engine.lock_pages(tensor.data_ptr(), tensor.nbytes)
+        except RuntimeError:  # the engine was closed in the meantime
+            return None
+        return lock
+
+    def stop(self) -> None:
+        """Stops locking, and unlocks what is not being read."""
+        self.locks = False
+        with contextlib.suppress(RuntimeError):  # the engine was closed in the meantime
+            self._engine.set_page_driver()
+
+    def page_locks(self) -> tuple[int, int]:
+        """Locked bytes, and the driver's error number when it refused (0: it did not)."""
+        try:
+            locked: tuple[int, int] = self._engine.page_locks()
+        except RuntimeError:
+            return 0, 0
+        return locked
+
+
+# ---- copies --------------------------------------------------------------------------------
+
+
 class _Late:
     """A part of a batch that the caller's own stream moves."""
 
@@ -197,7 +250,7 @@ _CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdi
 def opaque(data: Any) -> bool:
     """Whether a batch contains anything that is neither a tensor nor plain. The program receives
     such an object as it is, and it may lie in rows. If the program copies it to the device, that
-    copy could still read page-locked rows when they hold the next batch (pagelocked_rows.py)."""
+    copy could still read page-locked rows when they hold the next batch."""
     found = False
 
     def leaf(part: Any) -> Any:
@@ -219,7 +272,7 @@ class Flight:
 
     #: their sources, and the locks that let the device read them
     sources: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    locks: list[Lock] = dataclasses.field(default_factory=list)
+    locks: list[PageLock] = dataclasses.field(default_factory=list)
     nbytes: int = 0  # on the device
     done: Any = None  # the event after the last copy; None: nothing was copied
     #: (bytes, begin, end) of the timed copies

@@ -11,20 +11,30 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .pagelocked_rows import Driver
+
+class Driver(NamedTuple):
+    """Functions of a driver that lock pages, as arguments of ``Engine.set_page_driver``."""
+
+    enter: int
+    leave: int
+    lock: int
+    unlock: int
+    context: int
+    flags: int
 
 
 class Job(NamedTuple):
-    """Arguments of ``Finisher.run`` after its stream."""
+    """What ``Finisher.run`` finishes: the images or labels of a batch. Places are addresses on the
+    device."""
 
     which: int  # 0: images, 1: labels
-    dtypes: tuple[int, int]
+    dtypes: tuple[int, int]  # codes of those before and after
     shape: tuple[int, ...]  # samples, channels, depth, height, width
     source: int
     target: int
     recipes: int
-    steps: int
-    windows: int = 0  # if set, there are cases and no source
+    steps: int  # of each recipe
+    windows: int = 0  # if set, samples are windows of the cases, and there is no source
     cases: int = 0
     n_cases: int = 0
 

@@ -6,18 +6,16 @@ Nothing here touches a device before ``provider_for`` is called for it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .interface import Job, Provider
-from .operators import differs, finisher_of
-from .pagelocked_rows import Driver, cuda_driver, cut
-
-if TYPE_CHECKING:
-    from .finisher import Finisher
+from . import operators
+from .interface import Driver, Job, Provider
+from .operators import Finisher, differs, finisher_of
 
 #: by process and index of a CUDA device: runs the operators there, or the reason why none run
 _finishers: dict[tuple[int, int | None], Finisher | str] = {}
@@ -125,7 +123,64 @@ class TorchProvider:
             return torch.empty(shape, dtype=dtype, device=self.device)
 
     def finish(self, stream: Any, job: Job) -> None:
-        self._finisher.run(stream.cuda_stream, *job)
+        self._finisher.run(stream.cuda_stream, job)
+
+
+def cut(tensor: torch.Tensor, cuts: list[int]) -> list[torch.Tensor]:
+    """The bytes of a contiguous tensor, cut at the given offsets."""
+    flat = tensor.reshape(-1).view(torch.uint8)
+    ends = [0, *cuts, flat.numel()]
+    return [flat[begin:end] for begin, end in zip(ends, ends[1:])]
+
+
+# ---- the driver's functions that lock pages ---------------------------------------------------
+
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: locked for all contexts
+
+
+def _functions() -> tuple[Any, list[int]]:
+    """The driver's library, and the addresses of its functions that lock pages. Raises OSError if
+    there is no library, AttributeError if it lacks a function. Initialises nothing.
+
+    Contexts are entered with the driver's own functions. The runtime's functions would create a
+    context on device 0 in each thread that has not chosen another.
+    """
+    library = ctypes.CDLL(operators.CUDA)
+    names = (
+        "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemHostRegister_v2",
+        "cuMemHostUnregister",
+    )  # fmt: skip
+    found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names]
+    return library, [address or 0 for address in found]
+
+
+def cuda_driver() -> Driver | None:
+    """The driver, with the calling thread's context, which torch has made current. None without a
+    context, or if the driver lacks these functions."""
+    try:
+        library, (enter, leave, lock, unlock) = _functions()
+        context = ctypes.c_void_p()
+        failed = library.cuCtxGetCurrent(ctypes.byref(context))
+    except (OSError, AttributeError):
+        return None
+    if failed or not context.value:
+        return None
+    return Driver(enter, leave, lock, unlock, context.value, _PORTABLE)
+
+
+def describe() -> str:
+    """For ``minato info``: how batches are copied to a CUDA device on this system."""
+    pinned = "through torch's page-locked memory, with one more copy"
+    try:
+        _functions()
+    except OSError:
+        return f"none: no CUDA driver ({operators.CUDA}) was found"
+    except AttributeError as error:
+        return f"{pinned}: {error}"
+    return f"from the memory that workers wrote, unless the driver refuses ({operators.CUDA} was found)"
+
+
+# ---- device= ---------------------------------------------------------------------------------
 
 
 def target(device: Any) -> torch.device:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from minato.device import provider as providers
-from minato.device.interface import Job
-from minato.device.pagelocked_rows import SMALLEST, Driver
+from minato.device.copies import SMALLEST
+from minato.device.interface import Driver, Job
 
 SECONDS = 90.0
 #: content of memory that was freed, or not yet written
@@ -209,7 +209,7 @@ class Fake:
 
     def finish(self, stream: Any, job: Job) -> None:
         self.jobs.append(job)
-        stream.put(lambda: self.finisher.run(0, *job))
+        stream.put(lambda: self.finisher.run(0, job))
 
     def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
         self.threads.add(threading.current_thread())

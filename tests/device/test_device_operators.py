@@ -306,7 +306,7 @@ def test_late_finish_gives_whole_batches(able: Fake, dataset: ops.VolumeDataset,
 
 def test_finishing_too_early_is_found(able: Fake, dataset: ops.VolumeDataset) -> None:
     """In the host's time, not in the order of the stream."""
-    able.finish = lambda stream, job: able.finisher.run(0, *job)  # type: ignore[method-assign]
+    able.finish = lambda stream, job: able.finisher.run(0, job)  # type: ignore[method-assign]
     assert late(able, dataset) != wanted(dataset)
 
 
@@ -410,9 +410,9 @@ def test_info_shows_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv(operators.SWITCH, raising=False)
     (tmp_path / "kernels").write_bytes(bytes(2048))
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
-    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libnowhere.so.1")
+    monkeypatch.setattr("minato.device.operators.CUDA", "libnowhere.so.1")
     assert "built (2 KiB" in operators.describe() and "not used: no CUDA driver" in operators.describe()
-    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libm.so.6")
+    monkeypatch.setattr("minato.device.operators.CUDA", "libm.so.6")
     assert operators.describe() == "built (2 KiB for CUDA devices)"
     monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "none"))
     assert operators.describe().startswith("not built")

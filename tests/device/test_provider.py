@@ -137,9 +137,9 @@ def test_operators_run_on_the_stream(cuda: Cuda, emulated: Emulated) -> None:
     started: list[int] = []
 
     class Finisher:
-        def run(self, stream: int, *job: Any) -> None:
+        def run(self, stream: int, job: Any) -> None:
             started.append(stream)
-            emulated.finisher.run(stream, *job)
+            emulated.finisher.run(stream, job)
 
     provider = TorchProvider(torch.device("cpu"), cuda)
     provider._finisher = Finisher()  # type: ignore[assignment]
