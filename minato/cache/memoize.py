@@ -25,7 +25,7 @@ import torch
 
 from .._not_linux import CORE
 from . import files as _files
-from . import depends, parts, values
+from . import depends, values
 from .keys import canonical
 
 if CORE:
@@ -298,7 +298,7 @@ class Memoized:
         store = self.cache._attached()
         if store is None:
             value = self.function(*args, **kwargs)
-            return value if part is None else parts.of(value, part)
+            return values.part_of(value, part)
         key = self.key(args, kwargs)
         paths: tuple[str, ...] = ()
         if self._paths is not None:
@@ -310,7 +310,7 @@ class Memoized:
         if _draws is not None:
             with seeded(digest, self._generators(args), self._note_draws):
                 value = self.function(*args, **kwargs)
-            return value if part is None else parts.of(value, part)
+            return values.part_of(value, part)
         try:
             found, value = self._look(store, digest, True, part, paths)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -333,7 +333,7 @@ class Memoized:
             _files.pass_on(paths, opened)
             if part is None:
                 return values.read(entry, description)
-            return parts.read(entry, description, part, self.name)
+            return values.read_part(entry, description, part, self.name)
         except OSError as error:
             self._tell(READ, "minato.Cache could not read a value of %s from %s (%s). Such values are "
                        "made again.", self.name, self.cache.directory, error)  # fmt: skip
@@ -400,7 +400,7 @@ class Memoized:
         no variable holds besides: see values.copy()."""
         encoded = values.encode(made[0], self.name)
         if part is not None:
-            parts.check(encoded.description, self.name)
+            values.check_part(encoded.description, self.name)
         same = not paths or (_files.settled(before) and self._files.fresh(paths) == before)
         try:
             told = b"" if self._files.check == "never" else opened.told(paths)
@@ -426,8 +426,7 @@ class Memoized:
                                self.cache.directory, self.name)  # fmt: skip
             except (OSError, RuntimeError, MemoryError) as error:
                 self.cache._turn_off(error)
-        copied = values.copy(encoded)
-        return copied if part is None else parts.of(copied, part)
+        return values.part_of(values.copy(encoded), part)
 
     def _warn_of_large(self, store: Store, encoded: Any) -> None:
         size = sum(memoryview(one).nbytes for one in encoded.parts)
