@@ -326,7 +326,7 @@ class Copier:
                 self._slots = Slots(self._engine, self.provider.driver())
         if self._slots is not None and self._slots.locks and opaque(data):
             self._slots.stop()
-            if not self._land():
+            if not self._land(LAND_SECONDS):
                 raise RuntimeError("copies to the device do not finish: the device may hang")
         sent = Sent()
         try:
@@ -404,9 +404,9 @@ class Copier:
         self._landed = [f for f in self._landed if not self._measured(f)][-2 * MOST :]
         return bool(self._flying)
 
-    def _land(self) -> bool:
+    def _land(self, seconds: float) -> bool:
         """Waits until no copy is running. Returns whether that happened in time."""
-        deadline = time.monotonic() + LAND_SECONDS
+        deadline = time.monotonic() + seconds
         while self.look() and time.monotonic() < deadline:
             time.sleep(0.001)
         return not self._flying
@@ -451,9 +451,7 @@ class Copier:
     def finish(self, seconds: float) -> None:
         """Waits until no copy is running; none is started after this. Sources of slower copies are
         kept, because freeing them too early would be an error."""
-        deadline = time.monotonic() + seconds
-        while self.look() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        self._land(seconds)
         sweep()
 
     def __del__(self) -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import _utils
 from ..errors import Failure
 from ..time_limits import Deadline
 from ..workers.threads import start_quietly
-from .copies import FEWEST, Copier, Copies
+from .copies import FEWEST, Copier
 from .interface import Provider
 from .operators import Split
 
@@ -109,9 +109,12 @@ class Pinner:
     def submit(self, data: Any, note: Callable[[], str]) -> Pinning:
         """Takes over data. The caller should keep no reference, so that its memory is free
         as soon as it was copied."""
-        pinning = Pinning(self.thread, note)
+        pinning = self._pinning(note)
         self._belt.waiting.put((pinning, data))
         return pinning
+
+    def _pinning(self, note: Callable[[], str]) -> Pinning:
+        return Pinning(self.thread, note)
 
     def close(self) -> None:
         """Ends the thread after the current batch; batches that it has not started are dropped."""
@@ -240,17 +243,8 @@ class DeviceStage(Pinner):
         """Batches to prefetch, including the one being delivered."""
         return min(self.copier.counts.depth, max(FEWEST, self._most))
 
-    @property
-    def counts(self) -> Copies:
-        """Counters of copies."""
-        return self.copier.counts
-
-    def submit(self, data: Any, note: Callable[[], str]) -> Arriving:
-        """Takes over data. The caller should keep no reference, so that its memory is free
-        as soon as it was copied."""
-        arriving = Arriving(self, note)
-        self._belt.waiting.put((arriving, data))
-        return arriving
+    def _pinning(self, note: Callable[[], str]) -> Arriving:
+        return Arriving(self, note)
 
     def submit_again(self, arriving: Arriving, data: Any) -> None:
         """Retries a batch in its turn, after the device had no memory for it."""

@@ -189,7 +189,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         window = self._prefetch_factor * self._num_workers
         most = window // 2  # the workers fill the other half
         stage = DeviceStage(self._provider, most, self._engine, self._split)
-        self._position.memo.copies = stage.counts
+        self._position.memo.copies = stage.copier.counts
         return stage
 
     def _make_pool(self, loader: Any) -> Executor:

@@ -29,41 +29,12 @@ from ..transport.layouts import by_index, is_default_collate, open_layout, prove
 from ..transport.messages import sendable, sending_ns
 from ..worker_info import asked
 from .answers import (
-    AMISS,
-    BATCH,
-    COLLATE,
-    ERROR,
-    EXHAUSTED,
-    FAILED,
-    FATAL,
-    LEFT_OUT,
-    OK,
-    PART,
-    PLACED,
-    REFUSED,
-    REPLACED,
-    RESUME,
-    SAMPLE,
-    STATED,
-    Answer,
-    Entry,
-    encode,
-    parted,
+    AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, LEFT_OUT, OK, PART, PLACED, REFUSED,
+    REPLACED, RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
 )  # fmt: skip
 from .fetching import (
-    OF_COLLATE,
-    OF_SAMPLE,
-    AllLeftOut,
-    RAISE,
-    REPLACE,
-    Fatal,
-    Tolerant,
-    Unseeded,
-    fetched,
-    made,
-    position_of,
-    seed_place,
-    split_spares,
+    OF_COLLATE, OF_SAMPLE, RAISE, REPLACE, AllLeftOut, Fatal, Tolerant, Unseeded, fetched, made,
+    position_of, seed_place, split_spares,
 )  # fmt: skip
 from .job import Job
 

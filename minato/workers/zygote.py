@@ -148,7 +148,8 @@ class Child:
 
 
 class Adopted(Child):
-    """A worker of a dead zygote. A pidfd shows its death, without the exit status."""
+    """A worker of a dead zygote, or one that the system refused to fork, whose pid is 0. A pidfd shows
+    its death, without the exit status."""
 
     def __init__(self, number: int, pid: int, segment: Any) -> None:
         super().__init__(number, pid)
@@ -160,7 +161,8 @@ class Adopted(Child):
 
     def signal(self, number: int) -> None:
         """Signals a worker that has no parent any more. It ignores SIGTERM from a process that is
-        not its parent, unless the program has a handler; SIGKILL follows."""
+        not its parent, unless the program has a handler; SIGKILL follows. (A signal to pid 0 would go
+        to the whole group.)"""
         if self.pid != 0 and not self._was_reported():
             super().signal(number)
 
@@ -185,23 +187,6 @@ class Adopted(Child):
     def reap(self) -> None:
         if self._pidfd is not None:
             os.close(self._pidfd)
-
-
-class _Refused(Child):
-    """A worker that the system refused to fork. It is reported to the loader like a death."""
-
-    def __init__(self, number: int, error: OSError) -> None:
-        super().__init__(number, 0)
-        self.status = NOT_STARTED + (error.errno or 0)
-
-    def signal(self, number: int) -> None:
-        """Does nothing: there is no process. (A signal to pid 0 would go to the whole group.)"""
-
-    def ended(self) -> int:
-        return self.status
-
-    def reap(self) -> None:
-        """Does nothing: there is no process."""
 
 
 def runs_threads() -> bool:
@@ -275,9 +260,14 @@ class Zygote:
                 if number in self.started and self._delay_start(number):
                     self.segment.not_started(number)
                     continue
-                child = _Refused(number, error)
+                child = self._refused(number, error)
             self.children[number] = child
             self.delayed.pop(number, None)
+
+    def _refused(self, number: int, error: OSError) -> Child:
+        """Reports to the loader, like a death, that the system has refused to fork a worker."""
+        self.segment.exited(number, NOT_STARTED + (error.errno or 0))
+        return Adopted(number, 0, self.segment)
 
     def _delay_start(self, number: int) -> bool:
         """Delays a replacement. Returns False after REFUSED_SECONDS: a limit that is shared with
@@ -370,7 +360,7 @@ class Zygote:
             poller = self._listen()
         except OSError as error:
             for number in {*range(self.segment.workers)} - self.children.keys():
-                self.segment.exited(number, _Refused(number, error).status)
+                self._refused(number, error)
             return
         self.start_wanted()
         while not self._is_over():
