@@ -22,6 +22,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from ..dataset_calls import attribute, fetches_batches, offered, parts_of
+from ..ops import VolumeDataset
 from .cache import REMOVED, Cache, DataSet, _data_set
 from .depends import attributes_of, generators_of
 from .memoize import seeded
@@ -29,6 +30,7 @@ from .order import Keys
 from .readers import (
     PROTOCOL, Folder, MadeOf, Parts, Reader, _decoded, has_room, is_folder, size_for, spread,
 )  # fmt: skip
+from .volumes import Volumes
 
 if TYPE_CHECKING:
     from .._cache import Store
@@ -59,12 +61,8 @@ def _kind(dataset: Any) -> type[Reader] | None:
     """The class that reads a dataset, or None: minato does not know which part is deterministic."""
     if all(offered(dataset, name) is not None for name in PROTOCOL):
         return Parts
-    from ..ops import VolumeDataset
-    from .volumes import Volumes
-
-    if isinstance(dataset, VolumeDataset):
-        if type(dataset).__getitem__ is VolumeDataset.__getitem__:
-            return Volumes
+    if isinstance(dataset, VolumeDataset) and type(dataset).__getitem__ is VolumeDataset.__getitem__:
+        return Volumes
     return Folder if is_folder(dataset) else None
 
 

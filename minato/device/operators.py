@@ -33,6 +33,8 @@ from ..dataset_calls import behind_subsets
 from ..option_values import option
 from .interface import Job, Provider
 
+if CORE:
+    from ..workers.native import looked_at
 if TYPE_CHECKING:
     from ..ops.dataset import Unfinished, VolumeDataset
 
@@ -124,8 +126,7 @@ def split(loader: Any, provider: Provider | None) -> Split:
     whole = Split(loader.dataset)
     if provider is None or not CORE:
         return whole
-    from ..ops import VolumeDataset
-    from ..workers.native import looked_at
+    from ..ops import VolumeDataset  # not at import: most programs use no operators
 
     dataset, subsets = behind_subsets(loader.dataset)
     if not isinstance(dataset, VolumeDataset):

@@ -509,13 +509,17 @@ def main(job: Job, commands: Connection, unused: int | None, method: str) -> Non
 # ---- a worker -----------------------------------------------------------------------------
 
 
-def seed_of_all(base_seed: int, starts: int) -> int:
-    """The loader's seed, from which torch derives the workers' seeds. The replacement of a worker
-    gets another seed, so its random streams do not start over. starts: workers of this number so
-    far."""
-    if starts <= 1:
-        return base_seed
-    return int(np.random.SeedSequence((base_seed % 2**64, starts)).generate_state(1, np.uint64)[0] >> 2)
+def seed_worker(base_seed: int, starts: int, number: int) -> int:
+    """Seeds a worker's process as torch does, from the loader's seed. Returns the worker's seed. The
+    replacement of a worker gets another one, so its random streams do not start over. starts: workers
+    of this number so far."""
+    if starts > 1:
+        sequence = np.random.SeedSequence((base_seed % 2**64, starts))
+        base_seed = int(sequence.generate_state(1, np.uint64)[0] >> 2)
+    random.seed(base_seed + number)
+    seed_torch(base_seed + number)
+    np.random.seed(_utils.worker._generate_state(base_seed, number))
+    return base_seed + number
 
 
 def seed_torch(seed: int) -> None:
@@ -540,11 +544,7 @@ def _prepare(job: Job, number: int) -> None:
     if job.notes is not None:
         job.notes.show_stack_at_signal()
         os.register_at_fork(after_in_child=job.notes.close)  # processes of samples need none
-    base_seed = seed_of_all(job.base_seed, job.memory.segment.starts(number))
-    seed = base_seed + number
-    random.seed(seed)
-    seed_torch(seed)
-    np.random.seed(_utils.worker._generate_state(base_seed, number))
+    seed = seed_worker(job.base_seed, job.memory.segment.starts(number), number)
     iterable = job.dataset_kind == _DatasetKind.Iterable
     kind = worker_info.watched if iterable else _utils.worker.WorkerInfo
     _utils.worker._worker_info = kind(
