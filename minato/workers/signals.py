@@ -86,7 +86,7 @@ def handled() -> frozenset[int]:
 
 
 def released(
-    blocked: Iterable[int], trainer: int, handled: Iterable[int] = (), forked: bool = False
+    blocked: Iterable[int], trainer: int, handled: Iterable[int], forked: bool = False
 ) -> None:
     """Called at the start of a process that was started inside ``Held``. blocked: its value.
 
