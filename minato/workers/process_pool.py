@@ -318,7 +318,6 @@ class Pool(Executor):
         self._begun_at = time.monotonic()
         if job.forked:
             library_threads.end_openmp_threads()
-            library_threads.find_libraries()
             if job.seed_per_sample:
                 generator_states.probe_globals()
         if first and job.forked:
