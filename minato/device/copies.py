@@ -36,8 +36,8 @@ import numpy as np
 import torch
 
 from ..typing import Device
-from .interface import Driver, Provider
 from .operators import Split, Tail
+from .provider import Driver, Provider
 
 if TYPE_CHECKING:
     from .._core import PageLock

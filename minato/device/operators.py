@@ -14,14 +14,11 @@ If nothing can run on the device, workers make the whole sample, as without ``de
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import math
 import os
-import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,27 +28,17 @@ from torch.utils.data import Subset
 from .._not_linux import CORE
 from ..dataset_calls import behind_subsets
 from ..option_values import option
-from .interface import Job, Provider
+from .provider import Job, Provider, codes, kernels, missing
 
 if CORE:
     from ..workers.native import looked_at
 if TYPE_CHECKING:
     from ..ops.dataset import Unfinished, VolumeDataset
 
-#: code for devices, built if there was a compiler for it
-KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
-NOT_BUILT = "not built: minato was installed without nvcc"
 #: "0": nothing runs on devices
 SWITCH = "MINATO_DEVICE_OPERATORS"
 #: longest time for the first batch of a device, before anything depends on it
 CHECK_SECONDS = 30.0
-
-
-def _codes() -> dict[str, int]:
-    """The kernel's codes of dtypes, by name."""
-    from ..ops.operators import DTYPES  # not at import: most programs use no operators
-
-    return DTYPES
 
 
 class Volume(NamedTuple):
@@ -63,7 +50,7 @@ class Volume(NamedTuple):
 
     def codes(self) -> tuple[int, int]:
         """Those of the dtypes."""
-        return _codes()[_name(self.before)], _codes()[_name(self.after)]
+        return codes()[_name(self.before)], codes()[_name(self.after)]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -177,148 +164,7 @@ def _divided(
 def _why_host(provider: Provider) -> str | None:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
-    return provider.operators()
-
-
-# ---- CUDA devices ----------------------------------------------------------------------------
-#
-# The driver is found at run time: nothing of CUDA is linked, and its few functions that are called
-# here are as in its ABI. Only the kernel (csrc/cuda/mn_finish.cu) needs a compiler for devices. It
-# comes as an image: code for several devices in one file.
-
-#: the driver's library
-CUDA = "libcuda.so.1"
-_FUNCTIONS = (
-    "cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction",
-    "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernel", "cuGetErrorName",
-)  # fmt: skip
-#: the head of an image: magic, version, bytes of the head, bytes of the rest
-_HEAD = struct.Struct("<IHHQ")
-_MAGIC = 0xBA55ED50
-#: threads of a block, for which the kernel was compiled
-_THREADS = 256
-#: blocks of a launch on each axis; the driver's own limits lie above. Beyond it, a thread handles
-#: several voxels, and a row of blocks several samples
-_BLOCKS = 65535
-
-
-class _Finish(ctypes.Structure):
-    """struct mn_finish, which csrc/ops/mn_recipe.h describes."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("source", "target", "recipes", "windows", "cases")),
-        *((name, ctypes.c_uint32) for name in ("n_cases", "samples", "steps", "voxels")),
-        *((name, ctypes.c_uint32) for name in ("depth", "height", "width")),
-        *((name, ctypes.c_int32) for name in ("before", "after", "which")),
-    ]
-
-
-def _is_whole(image: bytes) -> bool:
-    """Whether the driver, which is not given the length, reads no further than to the end."""
-    if len(image) < _HEAD.size:
-        return False
-    magic, _version, head, rest = map(int, _HEAD.unpack_from(image))
-    return magic == _MAGIC and _HEAD.size <= head <= head + rest <= len(image)
-
-
-class Finisher:
-    """The kernel of an image on one CUDA device. Any thread may use it.
-
-    Its code stays loaded until the process ends, and the device's primary context, which torch
-    uses, retained: kernels may still be running. Calls leave the thread's current context as it is.
-    Raises ValueError for an image that is not whole, and RuntimeError if the driver refuses.
-    """
-
-    def __init__(self, library: str, ordinal: int, image: bytes) -> None:
-        if not _is_whole(image):
-            raise ValueError("the kernels that were built are damaged or cut short: build minato again")
-        try:
-            self._driver = ctypes.CDLL(library)
-        except OSError:
-            raise RuntimeError(f"there is no {library}, the driver's library") from None
-        if not all(hasattr(self._driver, name) for name in _FUNCTIONS):
-            raise RuntimeError(f"{library} is too old")
-        device, module = ctypes.c_int(), ctypes.c_void_p()
-        self._context, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuInit", 0)
-        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
-        with self._in_context():
-            self._call("cuModuleLoadData", ctypes.byref(module), image)
-            self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"mn_finish_kernel")
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._driver, name)(*arguments)
-        if code != 0:
-            text = ctypes.c_char_p()
-            failed = self._driver.cuGetErrorName(code, ctypes.byref(text))
-            said = "an error without a name" if failed or not text.value else text.value.decode()
-            raise RuntimeError(f"{name.removesuffix('_v2')}: {said} ({code})")
-
-    @contextlib.contextmanager
-    def _in_context(self) -> Iterator[None]:
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-
-    def run(self, stream: int, job: Job) -> None:
-        """Starts a job in the order of this CUstream. The memory must live until the stream has passed
-        it."""
-        samples, *volume = job.shape
-        voxels = math.prod(volume)
-        if not 0 < voxels < 2**32:
-            raise ValueError("a volume needs at least 1 voxel, and fewer than 2^32")
-        if samples >= 2**32:
-            raise ValueError("too many samples")
-        if samples == 0:
-            return
-        (before, after), codes = job.dtypes, _codes()
-        known = before in codes.values() and after in (before, codes["float32"], codes["uint8"])
-        given = job.source or (job.windows and job.n_cases)
-        if not known or job.which not in (0, 1) or not given:
-            raise ValueError("a device cannot finish volumes of these shapes or dtypes")
-        argument = _Finish(
-            job.source, job.target, job.recipes, job.windows, job.cases, job.n_cases, samples,
-            job.steps, voxels, *volume[1:], before, after, job.which,
-        )  # fmt: skip
-        grid = min((voxels - 1) // _THREADS + 1, _BLOCKS), min(samples, _BLOCKS), 1
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        with self._in_context():
-            self._call("cuLaunchKernel", self._kernel, *grid, _THREADS, 1, 1, 0,
-                       ctypes.c_void_p(stream), parameters, None)  # fmt: skip
-
-
-def has_driver() -> bool:
-    """Whether the driver's library exists."""
-    try:
-        ctypes.CDLL(CUDA)
-    except OSError:
-        return False
-    return True
-
-
-def kernels() -> bytes | str:
-    """The code for devices, or why there is none."""
-    try:
-        with open(KERNELS, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return NOT_BUILT
-    except OSError as error:
-        return f"{KERNELS}: {error.strerror}"
-
-
-def finisher_of(ordinal: int) -> Finisher | str:
-    """Runs the kernel on a CUDA device; a text says why none can. Initialises the driver."""
-    image = kernels()
-    if isinstance(image, str):
-        return image
-    try:
-        return Finisher(CUDA, ordinal, image)
-    except (RuntimeError, ValueError) as error:
-        return str(error)
+    return provider.operators(differs)
 
 
 def describe() -> str:
@@ -329,9 +175,8 @@ def describe() -> str:
     built = f"built ({len(image) >> 10} KiB for CUDA devices)"
     if os.environ.get(SWITCH) == "0":
         return f"{built}, switched off by {SWITCH}=0"
-    if has_driver():
-        return built
-    return f"{built}, not used: no CUDA driver ({CUDA}) was found"
+    why = missing()
+    return built if why is None else f"{built}, not used: {why}"
 
 
 # ---- a check of the device -------------------------------------------------------------------

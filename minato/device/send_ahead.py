@@ -24,8 +24,8 @@ from ..errors import Failure
 from ..time_limits import Deadline
 from ..workers.threads import start_quietly
 from .copies import FEWEST, Copier
-from .interface import Provider
 from .operators import Split
+from .provider import Provider
 
 #: how long a fork waits for the batch being pinned; and how long closing does
 FORK_SECONDS, STAGE_SECONDS = 1.0, 5.0

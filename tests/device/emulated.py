@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minato.device.interface import Job
-from minato.device.operators import Finisher
+from minato.device.provider import Finisher, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY = b"code that no device could read"

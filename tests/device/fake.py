@@ -22,7 +22,7 @@ import torch
 
 from minato.device import provider as providers
 from minato.device.copies import SMALLEST
-from minato.device.interface import Driver, Job
+from minato.device.provider import Driver, Job
 
 SECONDS = 90.0
 #: content of memory that was freed, or not yet written
@@ -204,7 +204,7 @@ class Fake:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
         return self._on_device(torch.empty(shape, dtype=dtype), stream)[0]
 
-    def operators(self) -> str | None:
+    def operators(self, _check: Any) -> str | None:
         return self.finisher if isinstance(self.finisher, str) else None
 
     def finish(self, stream: Any, job: Job) -> None:

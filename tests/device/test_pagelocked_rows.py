@@ -17,7 +17,7 @@ from contract.support import wait_for
 from torch.utils.data import Dataset
 
 import minato
-from minato.device import operators, provider
+from minato.device import provider
 
 from .datasets import WIDTH, Rows
 from .fake import Fake, Locker
@@ -187,10 +187,10 @@ def test_only_arena_pages_are_locked(fake: Fake, locker: Locker) -> None:
 
 
 def test_without_a_driver_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "CUDA", "libnowhere.so.1")
+    monkeypatch.setattr(provider, "CUDA", "libnowhere.so.1")
     assert provider.cuda_driver() is None
     assert "no CUDA driver (libnowhere.so.1) was found" in provider.describe()
-    monkeypatch.setattr(operators, "CUDA", "libc.so.6")  # a library without these functions
+    monkeypatch.setattr(provider, "CUDA", "libc.so.6")  # a library without these functions
     assert provider.cuda_driver() is None
     assert "cuCtxPushCurrent" in provider.describe()
 
@@ -215,7 +215,7 @@ def test_the_drivers_functions_are_found(
     (tmp_path / "driver.c").write_text(DRIVER)
     library = tmp_path / "libdriver.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
-    monkeypatch.setattr(operators, "CUDA", str(library))
+    monkeypatch.setattr(provider, "CUDA", str(library))
     found = provider.cuda_driver()
     assert found is not None and found.context == 0x1234 and found.flags == 1
     assert len({*found[:4]}) == 4 and all(found[:4])

@@ -18,8 +18,8 @@ from .fake import Fake
 from .test_device_operators import FINISHED, MODES, PATCH, able, files, pipeline, received, wanted
 from minato import _ops, ops
 from minato.device import operators
-from minato.device.interface import Job
 from minato.device.operators import _being_read as cases_being_read
+from minato.device.provider import Job
 
 __all__ = ["able", "files"]  # fixtures
 ON_DEVICE = ["RandBalancedCrop", *FINISHED]
