@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from operator import getitem
-from typing import Any, Protocol
+from typing import Any
 
 from .. import _core
 from .._records import Task
@@ -34,13 +34,6 @@ from ..sampler_indices import as_given, whole_number
 OF_SAMPLE, OF_GETITEMS, OF_COLLATE = _core.SEED_SAMPLE, _core.SEED_GETITEMS, _core.SEED_COLLATE
 #: as a position, of batches whose samples are seeded by their indices
 BY_INDEX = _core.SEED_BY_INDEX
-
-
-class Fetches(Protocol):
-    """A dataset, and how samples are asked for."""
-
-    dataset: Any
-    auto_collation: bool
 
 
 def seed_place(position: int, row: int, index: Any) -> int:
@@ -66,17 +59,17 @@ RowHooks = tuple[Callable[[int], None], Callable[[int], None]]
 
 def fetched(
     seeder: Any,
-    source: Fetches,
+    source: Any,
     index: Any,
     place: BatchPlace,
     told: RowHooks = (_ignore, _ignore),
     tolerant: Tolerant | None = None,
     spares: Any = (),
 ) -> Any:
-    """The samples of a batch, or one sample. told: called before and after each sample; for a
-    single sample, which has no row, only after it. tolerant: leaves out or replaces samples that
-    cannot be made; spares: indices of others that may replace them. Raises AllLeftOut if no sample
-    is left."""
+    """The samples of a batch, or one sample. source: has the dataset, and auto_collation. told:
+    called before and after each sample; for a single sample, which has no row, only after it.
+    tolerant: leaves out or replaces samples that cannot be made; spares: indices of others that may
+    replace them. Raises AllLeftOut if no sample is left."""
     if tolerant is not None:
         return _tolerated(tolerant, seeder, source, index, spares, place, told)
     base_seed, epoch, number, position = place
@@ -101,7 +94,7 @@ def fetched(
 def _tolerated(
     tolerant: Tolerant,
     seeder: Any,
-    source: Fetches,
+    source: Any,
     index: Any,
     spares: Any,
     place: BatchPlace,

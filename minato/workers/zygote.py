@@ -460,9 +460,7 @@ class Zygote:
             return
         if self.orphaned:
             self._end(0.0, 0.0)
-        elif self.terminated:
-            self._end(0.0, TERMINATED)
-        elif self.segment.stopped():
+        elif self.segment.stopped() and not self.terminated:
             self._end(LEAVE, TERM, FINISH)
         else:
             self._end(0.0, TERM)
