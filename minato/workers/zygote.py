@@ -483,7 +483,7 @@ class Zygote:
 def main(job: Job, commands: Connection, unused: int | None, method: str) -> None:
     """Target of the process that the trainer starts."""
     try:
-        signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
+        signals.released(job)
         if unused is not None:
             os.close(unused)  # the loader's end, inherited by a fork
         library_threads.limit(job.one_thread, known=job.forked)
@@ -582,11 +582,6 @@ def _allow_processes() -> None:
     me.__class__ = type(type(me).__name__, (type(me),), {"daemon": True, "__slots__": ()})
 
 
-def _release_signals(job: Job) -> None:
-    """Prepares signals for a worker."""
-    signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled, job.forked)
-
-
 def _load(job: Job) -> Exception | None:
     """Imports the program and loads the dataset, as torch's workers do before anything else.
     Returns an error for the trainer, or None."""
@@ -597,7 +592,7 @@ def _load(job: Job) -> Exception | None:
     except (Exception, SystemExit) as error:
         return not_loaded(os.getpid(), error)
     finally:
-        _release_signals(job)  # whatever handlers the program has installed
+        signals.released(job, is_worker=True)  # whatever handlers the program has installed
     return None
 
 
@@ -625,7 +620,7 @@ def run_worker(job: Job, number: int, starts: int) -> None:
     if not job.memory.segment.claim(number, starts, os.getpid()):
         return  # the zygote died as it forked this process, and another is forked in its place
     _allow_processes()
-    _release_signals(job)
+    signals.released(job, is_worker=True)
     *parents, first = job.identity
     vars(multiprocessing.current_process())["_identity"] = (*parents, first + number)
     _die_before_zygote()
