@@ -300,13 +300,8 @@ class Memoized:
             value = self.function(*args, **kwargs)
             return values.part_of(value, part)
         key = self.key(args, kwargs)
-        paths: tuple[str, ...] = ()
-        if self._paths is not None:
-            paths = _files.paths_of(self._paths(*args, **kwargs))
-            known = self._files.stamps(paths)
-            digest = _digest(key, _files.stamped(key, paths, known))
-        else:
-            digest = _digest(key)
+        paths = () if self._paths is None else _files.paths_of(self._paths(*args, **kwargs))
+        digest = _digest(key, paths, self._files.stamps(paths))
         if _draws is not None:
             with seeded(digest, self._generators(args), self._note_draws):
                 value = self.function(*args, **kwargs)
@@ -318,7 +313,7 @@ class Memoized:
             return self.call(args, kwargs, part)
         if found:
             return value
-        return self._miss(store, digest, key, paths, args, kwargs, part)
+        return self._miss(store, key, paths, args, kwargs, part)
 
     def _look(
         self, store: Store, digest: bytes, count: bool, part: Any, paths: tuple[str, ...] = ()
@@ -340,17 +335,14 @@ class Memoized:
             return False, None
 
     def _miss(
-        self, store: Store, digest: bytes, key: bytes, paths: tuple[str, ...],
-        args: tuple[Any, ...], kwargs: dict[str, Any], part: Any,
+        self, store: Store, key: bytes, paths: tuple[str, ...], args: tuple[Any, ...],
+        kwargs: dict[str, Any], part: Any,
     ) -> Any:  # fmt: skip
-        before: tuple[Any, ...] = ()
         code: _Code | None = None
         if self._code is None and self._looked <= LOOK_SHARE * self._made:
             code, key = self._looked_at(self._with_code(args, kwargs), key)
-            digest = _digest(key)
-        if paths:
-            before = self._files.fresh(paths)
-            digest = _digest(key, _files.stamped(key, paths, before))
+        before = self._files.fresh(paths)
+        digest = _digest(key, paths, before)
         with making() as already:
             claimed = store.claim(digest, not already, self._number)
             try:
@@ -462,12 +454,15 @@ class Memoized:
             log.warning(text, *values)
 
 
-def _digest(key: bytes, stamped: bytes | None = None) -> bytes:
-    """Digests a key, and the key with what its files look like. The first half is of the key alone,
-    so a trainer knows it without a look at files."""
+def _digest(
+    key: bytes, paths: tuple[str, ...] = (), stamps: tuple[_files.Stamp, ...] = ()
+) -> bytes:
+    """Digests a key, and what the files look like that the value is made from. The first half is of the
+    key alone, so a trainer knows it without a look at files."""
     half = hashlib.blake2b(key, digest_size=16).digest()
-    if stamped is None:
+    if not paths:
         return half
+    stamped = key + canonical(paths) + canonical(stamps)
     return half[:8] + hashlib.blake2b(stamped, digest_size=16).digest()[8:]
 
 

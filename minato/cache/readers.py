@@ -107,7 +107,7 @@ class Reader:
         digest = _digest(key := memo.key((self,), {}))
         found, value = memo._look(store, digest, False, None)
         if not found and make:
-            value = memo._miss(store, digest, key, (), (self,), {}, None)
+            value = memo._miss(store, key, (), (self,), {}, None)
         return value  # type: ignore[no-any-return]
 
     def measure(self) -> dict[str, int | None]:
