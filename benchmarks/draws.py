@@ -49,8 +49,8 @@ sys.path.insert(0, str(ROOT))
 
 import minato  # noqa: E402
 from minato._core import CostModel, Seeder  # noqa: E402
-from minato.seeding.draws import sample_seed  # noqa: E402
-from minato.seeding.find_generators import make_seeder  # noqa: E402
+from minato.seeding.find_generators import Growing  # noqa: E402
+from minato.seeding.generator_states import sample_seed  # noqa: E402
 from unet3d import phantom, preprocess, transforms  # noqa: E402
 from unet3d.data import VolumeDataset, list_cases  # noqa: E402
 
@@ -75,7 +75,7 @@ def measure(folder: Path, held_out: int) -> list[dict[str, Any]]:
     """Makes samples and predicts each beforehand: rows of what was said and what it took."""
     cases = list_cases(folder)
     dataset = VolumeDataset(cases, transforms.train_transforms((128,) * 3))
-    model, unhinted, seeder = CostModel(len(cases)), CostModel(len(cases)), make_seeder([])
+    model, unhinted, seeder = CostModel(len(cases)), CostModel(len(cases)), Growing([]).seeder
     unhinted.tell_bytes(array("q", range(len(cases))), array("q", [c.nbytes for c in cases]))
     keys = Seeder([])
     rows = []

@@ -62,7 +62,7 @@ from .patch import patch_torch
 
 if _CORE:
     from .determinism import check_determinism
-    from .seeding.draws import draws
+    from .seeding.generator_states import draws
     from .transport import torch_bridge as _torch_bridge
 
     _torch_bridge.bind()

@@ -17,7 +17,7 @@ class Task(NamedTuple):
     seeded: int  # whether each sample is: 1 by its position, 2 by its index
     row0: int  # first row of the batch that the task makes
     nrows: int
-    indices: Any  # from the sampler, spare ones at the end; None where rows are made in C
+    indices: Any  # from the sampler, spare ones at the end; of rows made in C, None without on_error
     spares: int  # how many of the indices are spare
     extras: list[Any] | None  # (row, what, object) of samples that do not fit their rows
 

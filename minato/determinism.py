@@ -28,9 +28,8 @@ from .errors import add_note
 from .iterators.dataset_hints import hint_method, takes
 from .loader import DataLoader
 from .remote import Ray, each_node
-from .seeding.draws import Draws, SampleSeed, sample_seed
-from .seeding.find_generators import find_all, global_keys, make_seeder
-from .seeding.generator_states import state_of
+from .seeding.find_generators import Growing, find_all, global_keys
+from .seeding.generator_states import Draws, SampleSeed, sample_seed, state_of
 from .seeding.order_generators import GENERATORS
 from .workers.fetching import fetched
 
@@ -265,7 +264,7 @@ class _Probe(Dataset[Any]):
         return (*made, sorted(drawn))
 
     def _make(self) -> tuple[list[_Sample], list[str], list[str], list[str]]:
-        seeder = make_seeder(self.dataset)
+        seeder = Growing(self.dataset).seeder
         hidden = _hidden_generators(self.dataset)
         before = {name: _fingerprint(g) for name, g in hidden.items()}
         made: list[list[_Sample]] = [[] for _ in self.units]

@@ -45,8 +45,8 @@ struct mn_step {
 
 /* ---- input of the kernel that finishes one volume of each sample of a batch on a device ----
  *
- * Processors fill it in (../minato/device/finisher.py), and devices read it (cuda/mn_finish.cu). So
- * its only pointers are to memory of the device, and its layout is the same for both.
+ * Processors fill it in (../minato/device/provider.py), and devices read it (cuda/mn_finish.cu).
+ * So its only pointers are to memory of the device, and its layout is the same for both.
  *
  * The unfinished voxels lie in `source`, sample after sample. Or they are a window of a whole case
  * that stays on the device. Then each sample has a window, and `cases` say where the cases are. A

@@ -290,7 +290,7 @@ struct mn_worker {
     uint64_t want_bytes;  /* worker, before WANT */
     uint64_t used_end;    /* worker, before WANT: end of what it used of the old lease */
     /* Worker, before READY: hashes of the states in which worker_init_fn has left the global
-     * generators (minato/seeding/init_states.py); 0 for one that it has not changed. */
+     * generators (minato/seeding/pitfalls.py); 0 for one that it has not changed. */
     uint64_t init_states[3];
     /* line: what it does, by the worker, for statistics and for the plan; relaxed, except for
      * [A1] */

@@ -341,7 +341,7 @@ def _collate_seconds(loader: Any, end: float) -> float | None:
 def native_photos(loader: Any) -> Any:
     """The loader's dataset with its photos decoded by minato.ops; None if that is not known to be the same."""
     try:
-        from ..ops.from_torchvision import native_images
+        from ..ops.images import native_images
 
         return native_images(loader.dataset)
     except (ImportError, ValueError):

@@ -10,7 +10,6 @@ samples it knows, inside Subset and ConcatDataset, too. The program's own datase
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import inspect
@@ -20,24 +19,23 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from ..dataset_calls import attribute, fetches_batches, offered, parts_of
+from ..ops import VolumeDataset
 from .cache import REMOVED, Cache, DataSet, _data_set
-from .depends import Found, Unknown, attributes_of, generators_of, of_methods
-from .folders import Folder, is_folder
+from .depends import attributes_of, generators_of
 from .memoize import seeded
 from .order import Following, Keys, share_of
-from .readers import MadeOf, Reader, size_of, spread
-from .room import has_room, size_for
+from .readers import (
+    PROTOCOL, Folder, MadeOf, Parts, Reader, _decoded, has_room, is_folder, size_for, spread,
+)  # fmt: skip
+from .volumes import Volumes
 
 if TYPE_CHECKING:
     from .._cache import Store
 
 log = logging.getLogger("minato")
-
-PROTOCOL = ("read", "decode", "augment")
 
 HELP = (
     "cache= needs a dataset that says which part of a sample is deterministic, and {name} {lacks}. "
@@ -56,77 +54,6 @@ PATHS = (
 )
 
 
-# ---- what a value depends on ---------------------------------------------------------------
-
-
-def identity(dataset: Any, methods: tuple[str, ...]) -> Found:
-    """Returns what these methods of a dataset depend on besides the index: their code, and where
-    the dataset has no ``cache_key(i)`` the attributes that they use."""
-    name, keyed = type(dataset).__name__, offered(dataset, "cache_key") is not None
-    more = ("cache_key",) * keyed + ("cache_files",) * (offered(dataset, "cache_files") is not None)
-    try:
-        return of_methods(dataset, methods + more, attribute(dataset, "cache_version"), keyed)
-    except Unknown as unknown:
-        raise TypeError(
-            f"cache= cannot compare what {' and '.join(methods)} of {name} depend on: they use {unknown}. "
-            f"Give {name} a method cache_key(self, i) that returns what sample i is made from, such as "
-            f"(self.paths[i], self.spacing); or, if it is not an attribute, an attribute cache_version, and "
-            "change it whenever that object changes what they return"
-        ) from None
-
-
-# ---- datasets of the protocol ----------------------------------------------------------------
-
-
-def _raw(dataset: Any, index: Any) -> Any:
-    return dataset.read(index)
-
-
-def _decoded(dataset: Any, index: Any) -> Any:
-    return dataset.decode(dataset.read(index), index)
-
-
-class Parts(Reader):
-    """A dataset with read, decode and augment."""
-
-    def __init__(self, dataset: Any, cache: Cache, form: str | None, made_of: MadeOf) -> None:
-        super().__init__(dataset, cache, form, made_of)
-        own = offered(dataset, "cache_key")
-        files = offered(dataset, "cache_files")
-
-        def key(_dataset: Any, index: Any) -> Any:
-            return index if own is None else own(index)
-
-        def paths(_dataset: Any, index: Any) -> Any:
-            assert files is not None
-            return files(index)
-
-        of_files = None if files is None else paths
-        self._raw = self.memoized(_raw, "read", key, of_files, b"r" + made_of[0].digest)
-        self._decoded = self.memoized(_decoded, "decode", key, of_files, b"d" + made_of[1].digest)
-
-    @classmethod
-    def identity(cls, dataset: Any) -> MadeOf:
-        return identity(dataset, PROTOCOL[:1]), identity(dataset, PROTOCOL[:2])
-
-    def sizes_of(self, index: int) -> tuple[int | None, int | None]:
-        raw = self.dataset.read(index)
-        encoded = size_of(raw)  # before decode(), which may change it
-        return encoded, size_of(self.dataset.decode(raw, index))
-
-    def key_words(self) -> Iterator[int]:
-        memoized = self._raw if self.form() == "encoded" else self._decoded
-        return memoized.key_words((self.dataset, index) for index in range(self.count))
-
-    def __getitem__(self, index: Any) -> Any:
-        dataset = self.dataset
-        if self.form() == "encoded":
-            value = dataset.decode(self._raw.call((dataset, index), {}, None), index)
-        else:
-            value = self._decoded.call((dataset, index), {}, None)
-        return dataset.augment(value, index)
-
-
 # ---- what the trainer decides ----------------------------------------------------------------
 
 
@@ -134,12 +61,8 @@ def _kind(dataset: Any) -> type[Reader] | None:
     """The class that reads a dataset, or None: minato does not know which part is deterministic."""
     if all(offered(dataset, name) is not None for name in PROTOCOL):
         return Parts
-    from ..ops import VolumeDataset
-    from .volumes import Volumes
-
-    if isinstance(dataset, VolumeDataset):
-        if type(dataset).__getitem__ is VolumeDataset.__getitem__:
-            return Volumes
+    if isinstance(dataset, VolumeDataset) and type(dataset).__getitem__ is VolumeDataset.__getitem__:
+        return Volumes
     return Folder if is_folder(dataset) else None
 
 

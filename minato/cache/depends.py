@@ -51,13 +51,13 @@ import torch
 
 from .._not_linux import CORE
 from ..dataset_calls import own_attributes
+from ..seeding import order_generators
 from .files import installed, look
 from .keys import Opaque, canonical, tensor_bytes
 
 if CORE:
     from .. import _cache
     from .._core import Seeder
-    from ..seeding.order_generators import numpy_words
 
 #: names by which code reaches what its other names do not show
 COMPUTED = frozenset({
@@ -77,10 +77,7 @@ WITHOUT_EFFECT = frozenset({
     "__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__", "_abc_impl",
     "__orig_bases__", "__parameters__", "__type_params__", "__slotnames__",
 })  # fmt: skip
-GENERATORS = (
-    random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
-    np.random.SeedSequence, torch.Generator,
-)  # fmt: skip
+GENERATORS = (*order_generators.GENERATORS, np.random.SeedSequence)
 #: types that count by their name
 OPAQUE = (
     type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition,
@@ -846,7 +843,7 @@ def generator_states(generators: dict[str, Any]) -> dict[str, Any]:
     """The states of the global generators and these, to be compared."""
     found: dict[str, Any] = {
         "random": Seeder._peek(random._inst),  # type: ignore[attr-defined]
-        "numpy.random": numpy_words(),
+        "numpy.random": order_generators.numpy_words(),
         "torch": torch.default_generator.get_state().numpy().tobytes(),
     }
     for name, one in generators.items():

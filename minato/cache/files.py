@@ -352,8 +352,3 @@ class Files:
         return all(
             canonical(self._stamp(os.fsdecode(path))) == stamp for path, stamp in zip(parts[::2], parts[1::2])
         )
-
-
-def stamped(key: bytes, paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> bytes:
-    """The key of a value that was made of such files."""
-    return key + canonical(paths) + canonical(stamps)

@@ -25,7 +25,7 @@ import torch
 
 from .._not_linux import CORE
 from . import files as _files
-from . import depends, parts, values
+from . import depends, values
 from .keys import canonical
 
 if CORE:
@@ -298,19 +298,14 @@ class Memoized:
         store = self.cache._attached()
         if store is None:
             value = self.function(*args, **kwargs)
-            return value if part is None else parts.of(value, part)
+            return values.part_of(value, part)
         key = self.key(args, kwargs)
-        paths: tuple[str, ...] = ()
-        if self._paths is not None:
-            paths = _files.paths_of(self._paths(*args, **kwargs))
-            known = self._files.stamps(paths)
-            digest = _digest(key, _files.stamped(key, paths, known))
-        else:
-            digest = _digest(key)
+        paths = () if self._paths is None else _files.paths_of(self._paths(*args, **kwargs))
+        digest = _digest(key, paths, self._files.stamps(paths))
         if _draws is not None:
             with seeded(digest, self._generators(args), self._note_draws):
                 value = self.function(*args, **kwargs)
-            return value if part is None else parts.of(value, part)
+            return values.part_of(value, part)
         try:
             found, value = self._look(store, digest, True, part, paths)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -318,7 +313,7 @@ class Memoized:
             return self.call(args, kwargs, part)
         if found:
             return value
-        return self._miss(store, digest, key, paths, args, kwargs, part)
+        return self._miss(store, key, paths, args, kwargs, part)
 
     def _look(
         self, store: Store, digest: bytes, count: bool, part: Any, paths: tuple[str, ...] = ()
@@ -333,24 +328,21 @@ class Memoized:
             _files.pass_on(paths, opened)
             if part is None:
                 return values.read(entry, description)
-            return parts.read(entry, description, part, self.name)
+            return values.read_part(entry, description, part, self.name)
         except OSError as error:
             self._tell(READ, "minato.Cache could not read a value of %s from %s (%s). Such values are "
                        "made again.", self.name, self.cache.directory, error)  # fmt: skip
             return False, None
 
     def _miss(
-        self, store: Store, digest: bytes, key: bytes, paths: tuple[str, ...],
-        args: tuple[Any, ...], kwargs: dict[str, Any], part: Any,
+        self, store: Store, key: bytes, paths: tuple[str, ...], args: tuple[Any, ...],
+        kwargs: dict[str, Any], part: Any,
     ) -> Any:  # fmt: skip
-        before: tuple[Any, ...] = ()
         code: _Code | None = None
         if self._code is None and self._looked <= LOOK_SHARE * self._made:
             code, key = self._looked_at(self._with_code(args, kwargs), key)
-            digest = _digest(key)
-        if paths:
-            before = self._files.fresh(paths)
-            digest = _digest(key, _files.stamped(key, paths, before))
+        before = self._files.fresh(paths)
+        digest = _digest(key, paths, before)
         with making() as already:
             claimed = store.claim(digest, not already, self._number)
             try:
@@ -400,7 +392,7 @@ class Memoized:
         no variable holds besides: see values.copy()."""
         encoded = values.encode(made[0], self.name)
         if part is not None:
-            parts.check(encoded.description, self.name)
+            values.check_part(encoded.description, self.name)
         same = not paths or (_files.settled(before) and self._files.fresh(paths) == before)
         try:
             told = b"" if self._files.check == "never" else opened.told(paths)
@@ -426,8 +418,7 @@ class Memoized:
                                self.cache.directory, self.name)  # fmt: skip
             except (OSError, RuntimeError, MemoryError) as error:
                 self.cache._turn_off(error)
-        copied = values.copy(encoded)
-        return copied if part is None else parts.of(copied, part)
+        return values.part_of(values.copy(encoded), part)
 
     def _warn_of_large(self, store: Store, encoded: Any) -> None:
         size = sum(memoryview(one).nbytes for one in encoded.parts)
@@ -463,12 +454,15 @@ class Memoized:
             log.warning(text, *values)
 
 
-def _digest(key: bytes, stamped: bytes | None = None) -> bytes:
-    """Digests a key, and the key with what its files look like. The first half is of the key alone,
-    so a trainer knows it without a look at files."""
+def _digest(
+    key: bytes, paths: tuple[str, ...] = (), stamps: tuple[_files.Stamp, ...] = ()
+) -> bytes:
+    """Digests a key, and what the files look like that the value is made from. The first half is of the
+    key alone, so a trainer knows it without a look at files."""
     half = hashlib.blake2b(key, digest_size=16).digest()
-    if stamped is None:
+    if not paths:
         return half
+    stamped = key + canonical(paths) + canonical(stamps)
     return half[:8] + hashlib.blake2b(stamped, digest_size=16).digest()[8:]
 
 

@@ -16,7 +16,7 @@ from ..dataset_calls import own_attributes
 from .cache import Cache, any_open
 from .datasets import leaves
 from .depends import codes
-from .room import holds, parts_of, size_for
+from .readers import holds, parts_in, size_for
 
 if TYPE_CHECKING:
     from .datasets import CacheOfLoader
@@ -143,7 +143,7 @@ class Misses:
         refused = since["refused"] / max(1, self.epochs)
         each = used / max(1, now["entries"])
         enough = saves = None
-        if each and now["entries"] >= FULL * holds(parts_of(now), each):
+        if each and now["entries"] >= FULL * holds(parts_in(now), each):
             enough = size_for(now["entries"] + refused, each)
             saves = refused * since["made_ns"] * 1e-9 / max(1, since["misses"])
         option = "minato.Cache" if own is None or isinstance(own.given, Cache) else "cache="

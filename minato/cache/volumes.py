@@ -8,7 +8,6 @@ the volume. All operators after that run on the crop, in C, with the same draws.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..ops import Cast, Pipeline, RandBalancedCrop, RandCrop, ReadNpy, VolumeDataset
-from ..ops.dataset import _as_tensors
 from .files import Stamp, look
 from .order import NO_KEY
 from .readers import MadeOf, Reader, estimate, spread
@@ -107,10 +105,7 @@ class Volumes(Reader):
 
     def __getitem__(self, index: Any) -> Any:
         dataset = self.dataset
-        length, index = len(dataset), operator.index(index)
-        place = index + length if index < 0 else index
-        if not 0 <= place < length:
-            raise IndexError(f"sample {index} is not among the {length} of the dataset")
+        place = dataset._place(index)
         key = dataset._key(place)
         image, label = dataset.cases[place % len(dataset.cases)]
         start = None if self._start is None else self._begins(place, key, label)
@@ -119,10 +114,7 @@ class Volumes(Reader):
             for path, dtype in zip((image, label), self._dtypes)
         ]
         arrays = self._pipeline(volumes[0], volumes[1], key=key)
-        made = [array for array in arrays if array is not None]
-        if dataset.output == "torch":
-            made = _as_tensors(made)  # type: ignore[assignment]
-        return (*made, place) if dataset.with_index else tuple(made)
+        return dataset._sample(place, [array for array in arrays if array is not None])
 
     def _begins(self, place: int, key: tuple[int, int], label: str | None) -> tuple[int, ...]:
         """Where in the volume the crop of a sample begins."""

@@ -225,7 +225,7 @@ def machine() -> Texts:
         "start methods": _asked(_start_methods),
         "/dev/shm": _asked(_shm),
         "accelerator": _asked(_accelerator),
-        "copies to CUDA": _asked(lambda: _part("device.pagelocked_rows").describe()),
+        "copies to CUDA": _asked(lambda: _part("device.provider").describe()),
     }
 
 

@@ -30,16 +30,17 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..typing import Device
-from ..workers import grace
-from .interface import Provider
 from .operators import Split, Tail
-from .pagelocked_rows import Lock, Slots
+from .provider import Driver, Provider
+
+if TYPE_CHECKING:
+    from .._core import PageLock
 
 #: fewest and most batches on the device: the delivered one and those after it
 FEWEST, MOST = 2, 4
@@ -53,6 +54,8 @@ TIMED_BYTES = 64 << 10
 PACE = 0.2
 #: longest wait for copies before their sources are unlocked for the program
 LAND_SECONDS = 5.0
+#: the interpreter, at its exit, waits for copies that no code has waited for
+COPIES_SECONDS = 5.0
 
 
 def depth(copy_s: float, step_s: float, nbytes: float, free: float | None) -> int:
@@ -178,6 +181,57 @@ class Copies:
         }
 
 
+# ---- rows in the arena as the source of copies ----------------------------------------------
+#
+# They are locked for the device if its driver allows it. The device then reads the memory that
+# workers have written, without a copy on the host. If the driver refuses (a limit on locked memory, a
+# container without the permission), rows are copied through torch's page-locked memory instead.
+#
+# A copy from locked memory continues after the call that started it, and minato cannot see the
+# program's own copies. So rows are not locked if the program receives any object that may lie in the
+# arena. Tensors arrive on the device, and plain values never lie in the arena. Other objects may.
+
+#: smaller tensors do not lie in the arena: they were copied when the batch was made
+SMALLEST = 64 << 10
+
+
+class Slots:
+    """The arena of one engine, for one device."""
+
+    def __init__(self, engine: Any, driver: Driver | None) -> None:
+        self._engine = engine
+        self.locks = driver is not None
+        if driver is not None:
+            engine.set_page_driver(*driver)
+
+    def lock(self, tensor: torch.Tensor) -> PageLock | None:
+        """Lets the device read a tensor as long as the lock lives; None if it is not in the arena, or may not be locked."""
+        if not self.locks or tensor.nbytes < SMALLEST or not tensor.is_contiguous():
+            return None
+        try:
+            lock: PageLock | None = self._engine.lock_pages(tensor.data_ptr(), tensor.nbytes)
+        except RuntimeError:  # the engine was closed in the meantime
+            return None
+        return lock
+
+    def stop(self) -> None:
+        """Stops locking, and unlocks what is not being read."""
+        self.locks = False
+        with contextlib.suppress(RuntimeError):  # the engine was closed in the meantime
+            self._engine.set_page_driver()
+
+    def page_locks(self) -> tuple[int, int]:
+        """Locked bytes, and the driver's error number when it refused (0: it did not)."""
+        try:
+            locked: tuple[int, int] = self._engine.page_locks()
+        except RuntimeError:
+            return 0, 0
+        return locked
+
+
+# ---- copies --------------------------------------------------------------------------------
+
+
 class _Late:
     """A part of a batch that the caller's own stream moves."""
 
@@ -196,7 +250,7 @@ _CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.defaultdi
 def opaque(data: Any) -> bool:
     """Whether a batch contains anything that is neither a tensor nor plain. The program receives
     such an object as it is, and it may lie in rows. If the program copies it to the device, that
-    copy could still read page-locked rows when they hold the next batch (pagelocked_rows.py)."""
+    copy could still read page-locked rows when they hold the next batch."""
     found = False
 
     def leaf(part: Any) -> Any:
@@ -218,7 +272,7 @@ class Flight:
 
     #: their sources, and the locks that let the device read them
     sources: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    locks: list[Lock] = dataclasses.field(default_factory=list)
+    locks: list[PageLock] = dataclasses.field(default_factory=list)
     nbytes: int = 0  # on the device
     done: Any = None  # the event after the last copy; None: nothing was copied
     #: (bytes, begin, end) of the timed copies
@@ -272,7 +326,7 @@ class Copier:
                 self._slots = Slots(self._engine, self.provider.driver())
         if self._slots is not None and self._slots.locks and opaque(data):
             self._slots.stop()
-            if not self._land():
+            if not self._land(LAND_SECONDS):
                 raise RuntimeError("copies to the device do not finish: the device may hang")
         sent = Sent()
         try:
@@ -350,9 +404,9 @@ class Copier:
         self._landed = [f for f in self._landed if not self._measured(f)][-2 * MOST :]
         return bool(self._flying)
 
-    def _land(self) -> bool:
+    def _land(self, seconds: float) -> bool:
         """Waits until no copy is running. Returns whether that happened in time."""
-        deadline = time.monotonic() + LAND_SECONDS
+        deadline = time.monotonic() + seconds
         while self.look() and time.monotonic() < deadline:
             time.sleep(0.001)
         return not self._flying
@@ -397,9 +451,7 @@ class Copier:
     def finish(self, seconds: float) -> None:
         """Waits until no copy is running; none is started after this. Sources of slower copies are
         kept, because freeing them too early would be an error."""
-        deadline = time.monotonic() + seconds
-        while self.look() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        self._land(seconds)
         sweep()
 
     def __del__(self) -> None:
@@ -461,7 +513,7 @@ def _after_in_child() -> None:
 @atexit.register
 def _finish_all() -> None:
     for copier in list(_all):
-        copier.finish(grace.COPIES)
+        copier.finish(COPIES_SECONDS)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

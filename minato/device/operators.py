@@ -28,16 +28,13 @@ from torch.utils.data import Subset
 from .._not_linux import CORE
 from ..dataset_calls import behind_subsets
 from ..option_values import option
-from . import pagelocked_rows
-from .interface import Job, Provider
+from .provider import Job, Provider, codes, kernels, missing
 
+if CORE:
+    from ..workers.native import looked_at
 if TYPE_CHECKING:
     from ..ops.dataset import Unfinished, VolumeDataset
-    from .finisher import Finisher
 
-#: code for devices, built if there was a compiler for it
-KERNELS = os.path.join(os.path.dirname(__file__), "kernels.fatbin")
-NOT_BUILT = "not built: minato was installed without nvcc"
 #: "0": nothing runs on devices
 SWITCH = "MINATO_DEVICE_OPERATORS"
 #: longest time for the first batch of a device, before anything depends on it
@@ -52,10 +49,8 @@ class Volume(NamedTuple):
     shape: tuple[int, ...]
 
     def codes(self) -> tuple[int, int]:
-        """The kernel's codes of the dtypes."""
-        from ..ops.operators import DTYPES
-
-        return DTYPES[_name(self.before)], DTYPES[_name(self.after)]
+        """Those of the dtypes."""
+        return codes()[_name(self.before)], codes()[_name(self.after)]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -118,8 +113,7 @@ def split(loader: Any, provider: Provider | None) -> Split:
     whole = Split(loader.dataset)
     if provider is None or not CORE:
         return whole
-    from ..ops import VolumeDataset
-    from ..workers.native import looked_at
+    from ..ops import VolumeDataset  # not at import: most programs use no operators
 
     dataset, subsets = behind_subsets(loader.dataset)
     if not isinstance(dataset, VolumeDataset):
@@ -170,34 +164,7 @@ def _divided(
 def _why_host(provider: Provider) -> str | None:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
-    return provider.operators()
-
-
-# ---- CUDA devices ----------------------------------------------------------------------------
-
-
-def kernels() -> bytes | str:
-    """The code for devices, or why there is none."""
-    try:
-        with open(KERNELS, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return NOT_BUILT
-    except OSError as error:
-        return f"{KERNELS}: {error.strerror}"
-
-
-def finisher_of(ordinal: int) -> Finisher | str:
-    """Runs the kernel on a CUDA device; a text says why none can. Initialises the driver."""
-    from .finisher import Finisher
-
-    image = kernels()
-    if isinstance(image, str):
-        return image
-    try:
-        return Finisher(pagelocked_rows.CUDA, ordinal, image)
-    except (RuntimeError, ValueError) as error:
-        return str(error)
+    return provider.operators(differs)
 
 
 def describe() -> str:
@@ -208,9 +175,8 @@ def describe() -> str:
     built = f"built ({len(image) >> 10} KiB for CUDA devices)"
     if os.environ.get(SWITCH) == "0":
         return f"{built}, switched off by {SWITCH}=0"
-    if pagelocked_rows.has_driver():
-        return built
-    return f"{built}, not used: no CUDA driver ({pagelocked_rows.CUDA}) was found"
+    why = missing()
+    return built if why is None else f"{built}, not used: {why}"
 
 
 # ---- a check of the device -------------------------------------------------------------------

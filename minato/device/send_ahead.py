@@ -22,14 +22,13 @@ from torch.utils.data import _utils
 
 from ..errors import Failure
 from ..time_limits import Deadline
-from ..workers import grace
 from ..workers.threads import start_quietly
-from .copies import FEWEST, Copier, Copies
-from .interface import Provider
+from .copies import FEWEST, Copier
 from .operators import Split
+from .provider import Provider
 
-#: how long a fork waits for the batch being pinned; closing waits grace.STAGE
-FORK_SECONDS = 1.0
+#: how long a fork waits for the batch being pinned; and how long closing does
+FORK_SECONDS, STAGE_SECONDS = 1.0, 5.0
 #: how often a waiting caller checks that the thread is alive
 LOOK_SECONDS = 0.5
 
@@ -110,9 +109,12 @@ class Pinner:
     def submit(self, data: Any, note: Callable[[], str]) -> Pinning:
         """Takes over data. The caller should keep no reference, so that its memory is free
         as soon as it was copied."""
-        pinning = Pinning(self.thread, note)
+        pinning = self._pinning(note)
         self._belt.waiting.put((pinning, data))
         return pinning
+
+    def _pinning(self, note: Callable[[], str]) -> Pinning:
+        return Pinning(self.thread, note)
 
     def close(self) -> None:
         """Ends the thread after the current batch; batches that it has not started are dropped."""
@@ -121,7 +123,7 @@ class Pinner:
         self.ended.set()
         self._belt.waiting.put((None, None))
         if self.thread is not threading.current_thread():  # garbage collection may run in it
-            self.thread.join(grace.STAGE)
+            self.thread.join(STAGE_SECONDS)
 
     def pause(self) -> bool:
         """Waits until no batch is being pinned, for a fork: in the child, the locks of the
@@ -241,17 +243,8 @@ class DeviceStage(Pinner):
         """Batches to prefetch, including the one being delivered."""
         return min(self.copier.counts.depth, max(FEWEST, self._most))
 
-    @property
-    def counts(self) -> Copies:
-        """Counters of copies."""
-        return self.copier.counts
-
-    def submit(self, data: Any, note: Callable[[], str]) -> Arriving:
-        """Takes over data. The caller should keep no reference, so that its memory is free
-        as soon as it was copied."""
-        arriving = Arriving(self, note)
-        self._belt.waiting.put((arriving, data))
-        return arriving
+    def _pinning(self, note: Callable[[], str]) -> Arriving:
+        return Arriving(self, note)
 
     def submit_again(self, arriving: Arriving, data: Any) -> None:
         """Retries a batch in its turn, after the device had no memory for it."""
@@ -289,7 +282,7 @@ def _copy_loop(belt: Belt, copier: Copier, ended: threading.Event) -> None:
         del data
         belt.put((arriving, sent))
         del arriving, sent
-    copier.finish(grace.STAGE)
+    copier.finish(STAGE_SECONDS)
 
 
 def _no_room(arriving: Arriving, data: Any, copier: Copier) -> Any:

@@ -25,11 +25,11 @@ from ..errors import program_level
 from ..seeding.order_generators import Sources
 from ..state import COSTS_MOST, pack_costs, pack_ratios
 from ..stateful import Loaded
-from ..transport.rows_or_whole import SampleTransport
 from ..typing import State
 
 if CORE:
     from .._core import CostModel
+    from ..transport.layouts import SampleTransport
 
 if TYPE_CHECKING:
     from ..cache.datasets import CacheOfLoader, Through
@@ -78,7 +78,7 @@ class Memo:
     """Holds what is known about a loader's samples, for its next iterators."""
 
     def __init__(self, loader: Any) -> None:
-        self.shape = SampleTransport()
+        self.shape: Any = SampleTransport() if CORE else None
         self.size = min(length_of(loader) or 0, COSTS_MOST)
         self.costs: Any = CostModel(self.size) if CORE else NoCosts()
         # before workers start, which can move the dataset's tensors to shared memory

@@ -31,8 +31,8 @@ from .._core import Seeder
 from ..dataset_calls import attribute, by_part, offered, own_attributes, parts_of
 from ..errors import add_note, program_level
 from ..sampler_indices import each_index, whole_number
-from ..seeding.draws import sample_seed
 from ..seeding.find_generators import find_all
+from ..seeding.generator_states import sample_seed
 from ..time_limits import TimeShare
 from ..workers.fetching import seed_place
 from .across_iterators import Memo

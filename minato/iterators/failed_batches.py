@@ -27,7 +27,7 @@ from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
 from ..text import counted
 from ..workers.answers import BATCH
-from ..workers.on_error import FailedSample
+from ..workers.fetching import FailedSample
 
 
 def unread(

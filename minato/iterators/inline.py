@@ -40,9 +40,8 @@ if CORE:
     from ..seeding.find_generators import Growing
     from ..seeding.generator_states import put_back
     from ..workers.fetching import (
-        BY_INDEX, OF_COLLATE, AllLeftOut, Unseeded, fetched, made, tolerated,
+        BY_INDEX, OF_COLLATE, Ahead, AllLeftOut, Spares, Tolerant, Unseeded, fetched, made,
     )  # fmt: skip
-    from ..workers.on_error import Ahead, Spares, Tolerant
     from .failed_batches import Amended, ErrorsAllowed
 
 class SeededHere:
@@ -89,9 +88,9 @@ class Fetcher:
             return made(seeder, place, self._fetcher.collate_fn, self._samples(seeder, index))
 
     def _samples(self, seeder: Any, index: Any) -> Any:
-        if self._tolerant is None:
-            return fetched(seeder, self._fetcher, index, self.place)
-        return tolerated(self._tolerant, seeder, self._fetcher, index, self.spares, self.place)
+        return fetched(
+            seeder, self._fetcher, index, self.place, tolerant=self._tolerant, spares=self.spares
+        )
 
 
 def _begins_with_next(loader: Any) -> bool:

@@ -40,13 +40,15 @@ from ..epoch_progress import Progress, title_of
 from ..errors import Failure
 from ..option_values import option
 from ..options import Options
-from ..seeding import init_states
+from ..seeding import pitfalls
 from ..seeding.order_generators import BASE_SEED
 from ..seeding.ranks import ranks_of
 from ..text import parse_bytes
-from ..transport.layouts import collates_more, is_default_collate
-from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..transport.layouts import (
+    EngineTransport, SampleTransport, collates_more, is_default_collate,
+)  # fmt: skip
 from ..workers.actors import RemotePool
+from ..workers.fetching import RAISE, REPLACE
 from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
@@ -183,7 +185,7 @@ class MinatoIterator(_core.HandsOut, _MultiProcessingDataLoaderIter):
         else:
             most = self._prefetch_factor * self._num_workers // 2  # the workers fill the other half
             pinner = stage = DeviceStage(self._provider, most, self._engine, self._split)
-            self._position.memo.copies = stage.counts
+            self._position.memo.copies = stage.copier.counts
         self._pinner = pinner
         supervisor.before_stop.insert(0, pinner.close)
         self._pin_memory_thread = pinner.thread  # torch's attribute names
@@ -492,7 +494,7 @@ class BalancedIterator(MinatoIterator):
     def _next_data(self) -> Any:
         if not self._looked_at_init and self._position.progress.count:
             self._looked_at_init = True
-            init_states.warn_of(self._seeded_by_init())
+            pitfalls.warn_of_own_number(self._seeded_by_init())
         while isinstance(got := self._next_batch(), Failure):
             if type(got) is not Amended:
                 self._position.errors += 1
@@ -558,7 +560,7 @@ class BalancedIterator(MinatoIterator):
         else:
             self._supervisor.warn_of_deaths(at_end=True)
         position.ends()
-        init_states.warn_of(found)
+        pitfalls.warn_of_own_number(found)
         raise StopIteration
 
     def _seeded_by_init(self) -> list[str]:
@@ -567,4 +569,4 @@ class BalancedIterator(MinatoIterator):
         if asked or self._supervisor.reproducible or not self._living():
             return []
         made_with = self._pool.base_seed if isinstance(self._pool, Pool) else 0
-        return init_states.look(self._engine.workers(), made_with)
+        return pitfalls.seeded_by_number(self._engine.workers(), made_with)

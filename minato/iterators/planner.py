@@ -25,10 +25,9 @@ from ..errors import LATE
 from ..options import Options
 from ..sampler_indices import as_given, numbered, numbered_alone
 from ..seeding.order_generators import sampler_of, sampler_of_torch
-from ..transport.rows_or_whole import EngineTransport
-from ..workers.fetching import BY_INDEX
+from ..transport.layouts import EngineTransport
+from ..workers.fetching import BY_INDEX, RAISE, REPLACE, Ahead, FatalIndex, Spares
 from ..workers.native import integers
-from ..workers.on_error import RAISE, REPLACE, Ahead, FatalIndex, Spares
 from .across_iterators import Memo
 from .dataset_hints import CostHints, groups_of
 from .failed_batches import lost_sample

@@ -20,9 +20,9 @@ from .._records import Loss
 from ..device.send_ahead import Pinner
 from ..epoch_progress import Progress
 from ..errors import LoaderFailure
-from ..transport.rows_or_whole import EngineTransport, SampleTransport
+from ..transport.layouts import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
-from ..workers.on_error import Spares
+from ..workers.fetching import Spares
 from .failed_batches import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner

@@ -34,15 +34,15 @@ from .._records import Envelope
 from ..device.send_ahead import Pinner, Pinning
 from ..errors import Failure
 from ..time_limits import Deadline
-from ..transport.layouts import Layout, NoLayout, alike, is_default_collate
-from ..transport.rows_or_whole import SampleTransport
-from ..transport.uncollatable import by_index, why
+from ..transport.layouts import (
+    Layout, NoLayout, SampleTransport, alike, by_index, is_default_collate, why,
+)  # fmt: skip
 from ..worker_info import as_in_worker
 from ..workers import answers
 from ..workers.answers import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REFUSED, REPLACED, parted,
 )  # fmt: skip
-from ..workers.on_error import FailedSample
+from ..workers.fetching import FailedSample
 from .failed_batches import Amended, Part, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .position import Position

@@ -21,10 +21,9 @@ from ..dataset_calls import warn_of_forwarded_getitems
 from ..device.send_ahead import Pinning
 from ..errors import Failure, LoaderFailure, WorkerLost, describe_death, warn
 from ..sampler_indices import as_given
-from ..transport.layouts import Layout, is_default_collate
-from ..transport.rows_or_whole import EngineTransport
+from ..transport.layouts import EngineTransport, Layout, is_default_collate
 from ..workers.answers import EXHAUSTED, FAILED, OK
-from ..workers.on_error import RAISE, REPLACE, Ahead, Spares
+from ..workers.fetching import RAISE, REPLACE, Ahead, Spares
 from .failed_batches import Amended, note, unread
 from .iterator import WHOLE, MinatoIterator, Queue
 from .receiver import placed_batch, whole_batch

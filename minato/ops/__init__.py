@@ -56,18 +56,13 @@ from .operators import (
 )
 
 if TYPE_CHECKING:
-    from .from_torchvision import native_images
-    from .images import ImageFolder
-
-
-#: what needs torchvision, so it is not in __all__, and its module
-_LATE = {"ImageFolder": "images", "native_images": "from_torchvision"}
+    from .images import ImageFolder, native_images
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
+    if name not in ("ImageFolder", "native_images"):  # they need torchvision, so are not in __all__
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    return getattr(import_module(f"{__name__}.images"), name)
 
 
 __all__ = [

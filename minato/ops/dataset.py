@@ -229,15 +229,21 @@ class VolumeDataset:
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Make a sample. Raises IndexError, and the pipeline's errors (OSError,
         ValueError, MemoryError), which name the file."""
+        place, native = self._place(index), self._get()
+        arrays = tuple(np.empty(shape, dtype) for shape, dtype in self._outputs)
+        native.read(place, *self._key(place), arrays)
+        return self._sample(place, arrays[:-1] if self.with_index else arrays)
+
+    def _place(self, index: int) -> int:
         length, index = len(self), operator.index(index)
         place = index + length if index < 0 else index
         if not 0 <= place < length:
             raise IndexError(f"sample {index} is not among the {length} of the dataset")
-        native = self._get()
-        arrays = tuple(np.empty(shape, dtype) for shape, dtype in self._outputs)
-        native.read(place, *self._key(place), arrays)
-        volumes = arrays[:-1] if self.with_index else arrays
-        made = volumes if self.output == "numpy" else _as_tensors(volumes)
+        return place
+
+    def _sample(self, place: int, volumes: Sequence[np.ndarray]) -> tuple[Any, ...]:
+        """A sample of these volumes, as the options say."""
+        made = volumes if self.output == "numpy" else [torch.from_numpy(one) for one in volumes]
         return (*made, place) if self.with_index else tuple(made)
 
     def warm(self) -> None:
@@ -304,7 +310,3 @@ def _fields(cases: _ops.Cases) -> list[tuple[str, tuple[int, ...]]]:
     """dtype and shape of each part of a sample."""
     _keying, fields = _core.native_info(cases.native())
     return [(f"{kind}{itemsize}", shape) for kind, itemsize, shape in fields]
-
-
-def _as_tensors(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    return [torch.from_numpy(array) for array in arrays]

@@ -31,10 +31,7 @@ from .generator_states import (
     GLOBALS, bitgen_of, generator_kind, mro_of, opencv_plans, own_seed, plan_all, plan_bitgen,
     plan_private,
 )  # fmt: skip
-from .history import Attributes, History
-
-__all__ = ["Found", "Growing", "find_all", "find_of", "find_shared", "make_seeder",
-           "make_seeder_of_thread"]
+from .pitfalls import Attributes, History
 
 #: Limit on objects searched. One costs 3 to 5 us, so the walk ends within about 50 ms for any
 #: dataset. Starting a worker takes about this time anyway.
@@ -398,20 +395,6 @@ def own_seeds(dataset: Any, *others: Any) -> OwnSeeds:
     return {id(g): (g, own_seed(g)) for g in (*found.generators, *found.sequences)}
 
 
-def make_seeder(
-    dataset: Any,
-    *others: Any,
-    before: OwnSeeds | None = None,
-    tell: Callable[[str], None] | None = None,
-    of_loader: Any = None,
-) -> Seeder:
-    """The Seeder of a worker. It sets global generators, and private ones of the dataset and of
-    the other objects (collate_fn). Then it calls each offered ``seed_sample(seed)`` *in addition*
-    with 63 bits of its own, so that its effect prevails. before, tell, of_loader: as for
-    ``Growing``."""
-    return Growing(dataset, *others, before=before, tell=tell, of_loader=of_loader).seeder
-
-
 def _roots_of(dataset: Any, *others: Any) -> tuple[Any, ...]:
     inner, subsets = behind_subsets(dataset)
     return (dataset, *([inner] if subsets else []), *others)
@@ -437,16 +420,11 @@ def find_shared(dataset: Any, *others: Any) -> list[Any]:
     return list(found.generators or found.sequences)
 
 
-def make_seeder_of_thread(dataset: Any, *others: Any, before: OwnSeeds | None = None) -> Seeder:
-    """The Seeder of a thread that shares its dataset with others: for the thread's own generators
-    and each ``seed_sample(seed)``. They get the same numbers as in a process. before: as for
-    ``Growing``."""
-    return _GrowingInThread(dataset, *others, before=before).seeder
-
-
 class Growing:
-    """The Seeder of a dataset, and what it seeds. ``seeder.renew()`` after a sample finds
-    generators that the sample has made, if the watched attributes have changed.
+    """The Seeder of a worker's dataset and other objects (collate_fn), and what it seeds: the global
+    generators, and private ones of these objects. Then it calls each offered ``seed_sample(seed)``
+    *in addition* with 63 bits of its own, so that its effect prevails. ``seeder.renew()`` after a
+    sample finds generators that the sample has made, if the watched attributes have changed.
 
     A generator that the program has seeded (``default_rng(42)``) draws from its own seed in place
     of the loader's: see ``own_seed``. A generator that a sample makes does not, because another
@@ -521,8 +499,9 @@ class Growing:
         return [*plan_private(self.seeded(), found.hooks, own_seeds=seeds), *self._opencv]
 
 
-class _GrowingInThread(Growing):
-    """The same for a thread, which leaves alone the generators that others draw from."""
+class GrowingInThread(Growing):
+    """The same for a thread that shares its dataset with others: it seeds the thread's own generators,
+    and leaves alone those that others draw from. They get the same numbers as in a process."""
 
     def _seeder(self) -> Seeder:
         seeder = Seeder(self._plans())

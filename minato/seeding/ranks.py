@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -183,12 +183,12 @@ def _of_group() -> Ranks | None:
     return Ranks(rank, world, None) if world > 1 and rank >= 0 else ALONE
 
 
-def by_launcher(environ: Mapping[str, str] = os.environ) -> Ranks:
+def by_launcher() -> Ranks:
     """The ranks by the launcher's current environment variables. Persistent workers keep those of
     their start."""
     for world_name, rank_name in _OF_LAUNCHERS:
         try:  # faster than get() if it is missing, as in most programs
-            world_text, rank_text = environ[world_name].strip(), environ[rank_name].strip()
+            world_text, rank_text = os.environ[world_name].strip(), os.environ[rank_name].strip()
         except KeyError:
             continue
         if world_text.isdecimal() and rank_text.isdecimal():

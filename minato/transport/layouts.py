@@ -1,4 +1,5 @@
-"""The structure of a dataset's samples, learned from the first batch.
+"""The structure of a dataset's samples, learned from the first batch, and how they travel: as rows of
+a layout, or as batches made whole by one worker.
 
 ``describe`` turns one sample into the description that ``_core.Layout`` compiles; the numbers
 are those of csrc/py/transport/mn_layout.h. A layout is used only after a check on a whole batch:
@@ -8,6 +9,8 @@ torch's own ``default_collate`` of the same samples must give its dtypes and sha
 from __future__ import annotations
 
 import pickle
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 
 from .. import _core
+from ..errors import text_of
 from .torch_bridge import DLPACK_CODES
 
 DICT, LIST, TUPLE, NAMED = _core.NODE_DICT, _core.NODE_LIST, _core.NODE_TUPLE, _core.NODE_NAMED
@@ -220,3 +224,155 @@ def proven(samples: Any, batch: Any) -> bytes | None:
         return layout.pickled if alike(samples) else None
     except NoLayout:
         return b""
+
+
+# ---- rows, or whole batches ----------------------------------------------------------------
+
+#: rows are given up after this many misfits (second) among this many batches (first)
+MISFIT_WINDOW, MISFIT_LIMIT = 16, 4
+
+
+class SampleTransport:
+    """What is known of how a loader's samples travel: nothing yet, as rows, or only whole. Survives its
+    iterators."""
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+        self._found: dict[str, Layout] = {}
+        self.whole = False
+        self.unsure = False  # whole until a batch was examined
+        self.misfits: deque[bool] = deque(maxlen=MISFIT_WINDOW)
+
+    def learn(self, layout: Layout) -> None:
+        """Sets the first layout that is found. Iterators in several threads may find one at the
+        same time, and each must read its rows by the layout that they were written with."""
+        self.layout = self._found.setdefault("layout", layout)  # atomic among threads
+
+    def doubt(self) -> None:
+        """Assumes that only the worker that makes the samples may collate them."""
+        if self.layout is None and not self.whole:
+            self.whole = self.unsure = True
+
+    def seen(self, plain: bool) -> None:
+        """Records whether a batch's samples contain only what rows can hold."""
+        if self.unsure:
+            self.whole, self.unsure = not plain, plain
+
+    def fits(self) -> None:
+        """Records that a batch's samples were in rows."""
+        self.misfits.append(False)
+
+    def misfit(self) -> None:
+        """Records that they were not. Samples that often do not fit are collated by the worker that
+        makes them, as in torch."""
+        self.misfits.append(True)
+        if sum(self.misfits) >= MISFIT_LIMIT:
+            self.whole = True
+
+
+class EngineTransport:
+    """Passes on to the engine of one iterator what is known about a loader's samples."""
+
+    def __init__(self, shape: SampleTransport, in_parts: bool = False) -> None:
+        self.shape = shape
+        self.layout: Layout | None = None  # of the rows in new batches
+        self.in_parts = in_parts  # no batch is made whole by one worker
+        self._sent: tuple[bool, Layout | None] | None = None
+
+    def update(self, engine: _core.Engine) -> None:
+        """Updates the engine before planning, if anything has changed. After an interrupt, it may
+        get the same again, because _sent is set last."""
+        now = self.shape.whole, self.shape.layout
+        if now == self._sent:
+            return
+        self.layout = layout = None if now[0] else now[1]
+        engine.set_form(None if layout is None else layout.core)
+        self._sent = now
+
+    def makes_whole(self, index: object) -> bool:
+        """Whether one worker fetches and collates the batch."""
+        if self.in_parts:
+            return False
+        return self.shape.whole or type(index) not in (list, tuple) or not index
+
+
+# ---- why default_collate has failed: torch's texts name neither sample nor key ----------------
+
+#: how many elements of each mapping or sequence are examined
+_MOST = 64
+
+
+def why(samples: Sequence[Any], name: Callable[[int], str]) -> str:
+    """The explanation, or an empty text. name: names a sample by its position in the batch."""
+    try:
+        return _why(list(samples), name, "") if samples else ""
+    except Exception:  # samples of the program's own classes: torch's error must do
+        return ""
+
+
+def by_index(indices: Any) -> Callable[[int], str]:
+    """Names samples by the sampler's indices."""
+    return lambda row: f"sample index {text_of(indices[row])}"
+
+
+def _why(values: list[Any], name: Callable[[int], str], path: str) -> str:
+    """Explains what is wrong with the samples' values at this path."""
+    kinds = [_kind(value) for value in values]
+    usual, count = Counter(kinds).most_common(1)[0]
+    what = path or "the sample"
+    for row, kind in enumerate(kinds):
+        if kind != usual:
+            others = "in most others" if count > 1 else f"in {name(kinds.index(usual))}"
+            if kind[0] != usual[0]:
+                return f"{what} is {type_name(kind)} in {name(row)} and {type_name(usual)} {others}"
+            return f"{what} has {type_name(kind)} in {name(row)} and {type_name(usual)} {others}"
+    first = values[0]
+    for row, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return (
+                f"{what} requires grad in {name(row)}, but gradients cannot travel from "
+                "a worker to the program: return its detach() from the dataset"
+            )
+    if isinstance(first, Mapping):
+        places = [(f"{path}[{key!r}]", key) for key in list(first)[:_MOST]]
+    elif _is_sequence(first):
+        places = [(f"{path}[{at}]", at) for at in range(min(len(first), _MOST))]
+    elif usual[0] == "other":
+        return (
+            f"{what} is {type_name(usual)} in {name(0)}, which default_collate cannot make a batch of: "
+            "return a tensor, an array, a number or a text, or give the loader a collate_fn"
+        )
+    else:
+        return ""
+    found = (_why([value[key] for value in values], name, place) for place, key in places)
+    return next(filter(None, found), "")
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _kind(value: Any) -> tuple[str, Hashable]:
+    """The property that the values at one path must share."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return "shape", tuple(value.shape)
+    if isinstance(value, Mapping):
+        return "keys", tuple(value)
+    if isinstance(value, (str, bytes)):
+        return "text", None
+    if isinstance(value, (int, float, np.number, np.bool_)):
+        return "number", None
+    if _is_sequence(value):
+        return "length", len(value)
+    return "other", type(value).__name__
+
+
+def type_name(kind: tuple[str, Any]) -> str:
+    name, value = kind
+    if name == "shape":
+        return f"shape {list(value)}"
+    if name == "keys":
+        return f"keys {list(value)}"
+    if name == "length":
+        return f"length {value}"
+    return f"a {value}" if name == "other" else f"a {name}"

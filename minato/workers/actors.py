@@ -15,7 +15,6 @@ import atexit
 import os
 import pickle
 import platform
-import random
 import re
 import threading
 import time
@@ -27,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import _utils
 
 from .. import __version__ as _minato
 from .. import worker_info
@@ -37,12 +35,12 @@ from ..errors import LoaderFailure, WorkerLost, add_note, program_level, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
+from .fetching import RAISE, Fatal, FatalIndex
 from .job import SENT_TOGETHER, Job
-from .on_error import RAISE, Fatal, FatalIndex
-from .process import seed_of_all, seed_torch
 from .process_pool import Unseen
 from .runner import Runner
 from .threads import PythonPool, stop_all
+from .zygote import seed_worker
 
 #: seconds without any actor, after which one is started on the trainer's node that needs no CPU.
 #: Threads of the trainer could not seed its generators for a sample, and Ray ends a trainer whose own
@@ -104,10 +102,7 @@ class Actor:
         self._error = ""
         self._user_epoch = job.user_epoch
         library_threads.limit(True)
-        base_seed = seed_of_all(job.base_seed, starts)
-        random.seed(base_seed + number)
-        seed_torch(base_seed + number)
-        np.random.seed(_utils.worker._generate_state(base_seed, number))
+        seed = seed_worker(job.base_seed, starts, number)
         try:
             vars(job).update(zip(SENT_TOGETHER, pickle.loads(payload), strict=True))
         except Exception as error:
@@ -118,8 +113,8 @@ class Actor:
             )
             return
         worker_info.begin()
-        count, seed = job.num_workers, base_seed + number
-        worker_info.be_worker(id=number, num_workers=count, seed=seed, dataset=job.dataset)
+        count, dataset = job.num_workers, job.dataset
+        worker_info.be_worker(id=number, num_workers=count, seed=seed, dataset=dataset)
         self._runner = runner = Runner(job, number)
         runner.where += f" ({self.where})"
 
@@ -156,7 +151,6 @@ class Actor:
         runner, entries = self._runner, list[Entry]()
         failure = runner.init_failure or runner.epoch_failure
         get = runner._getter(task)
-        runner.indices = lambda: (task.indices, task.spares)
         for row in rows:
             try:
                 if failure is not None:

@@ -11,13 +11,11 @@ from .. import _core
 from .._records import Envelope
 from ..errors import Failure, add_note
 from ..transport import messages
-from ..transport.layouts import plain
-from ..transport.uncollatable import why
-from .on_error import FailedSample
+from ..transport.layouts import plain, why
+from .fetching import FailedSample
 
 #: kinds of tasks
-ROWS, SAMPLES, BATCH = _core.KIND_ROWS, _core.KIND_SAMPLES, _core.KIND_BATCH
-RESUME, PART, COLLATE = _core.KIND_RESUME, _core.KIND_PART, _core.KIND_COLLATE
+BATCH, RESUME, PART, COLLATE = _core.KIND_BATCH, _core.KIND_RESUME, _core.KIND_PART, _core.KIND_COLLATE
 #: Kinds of entries in a row's envelope of samples.
 #: REFUSED: the sample cannot be sent. It comes with a failure that says so. In a PART task it comes
 #:     with None: those samples must be the same after a message as before it.

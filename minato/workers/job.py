@@ -14,18 +14,21 @@ the memory of arrays and tensors.
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import marshal
 import mmap
 import os
 import pickle
+import stat
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing import context, process, reduction, spawn
 from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -34,10 +37,11 @@ from torch.multiprocessing import reductions
 from .. import _core
 from .._notes import Notes
 from ..errors import add_note
-from .open_files import OpenFile
 
 if TYPE_CHECKING:
     from ..cache.datasets import Through
+
+log = logging.getLogger("minato")
 
 #: a list, tuple or dict with more plain values than this is loaded once for all workers
 PLAIN_MOST = 1_000
@@ -152,7 +156,7 @@ class Pickled:
         apart, self._apart = self._apart, None  # only this copy may use the containers
         _beside[:] = self._beside
         try:
-            with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data, inheriting():
+            with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as data:
                 return _Loader(self._file, data, apart).load()
         finally:
             _beside.clear()
@@ -376,13 +380,11 @@ def inheriting() -> Iterator[None]:
     """Marks this process as one that multiprocessing prepares: a main module that starts processes
     then gets multiprocessing's error."""
     here: Any = process.current_process()
-    outer = vars(here).get("_inheriting")
     here._inheriting = True
     try:
         yield
     finally:
-        if outer is None:
-            del here._inheriting
+        del here._inheriting
 
 
 class Memory:
@@ -406,6 +408,106 @@ class Memory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+# ---- files that the program has open when it forks its workers ------------------------------
+#
+# A fork inherits descriptors, and shares each file's position with all other processes. Two workers
+# that seek and read would move each other's position. So a worker opens each read-only file again,
+# at the position that it had in the program. The descriptor keeps its number, so this works for
+# buffered and compressed readers, zip archives and libraries in C alike.
+#
+# Files that are open for writing stay shared. Otherwise several workers that append to one file
+# would overwrite each other's data.
+
+_FOLDER = "/proc/self/fd"
+#: flags of the old open file description that the new one gets, too
+_KEPT = os.O_DIRECT | os.O_NOATIME | os.O_NONBLOCK
+#: in the list of a description's locks: a lock that keeps others from reading
+_EXCLUSIVE = (b"FLOCK  ADVISORY  WRITE", b"OFDLCK ADVISORY  WRITE")
+
+
+class OpenFile(NamedTuple):
+    """A regular file that is open for reading only."""
+
+    descriptor: int
+    identity: tuple[int, int]  # device and inode
+    position: int
+    flags: int  # for opening it again
+    inheritable: bool
+
+
+def find_open_files() -> list[OpenFile]:
+    """The files that workers are to open again. Called in the program just before the fork. Logs
+    files of the program that may not be opened again. Empty if there is no /proc."""
+    found, refused = [], []
+    try:
+        names = os.listdir(_FOLDER)
+    except OSError:
+        return []
+    for number in map(int, names):
+        with suppress(OSError):  # the descriptor that listed them
+            if number > 2 and (file := _read_only(number)) is not None:
+                if os.access(f"{_FOLDER}/{number}", os.R_OK, effective_ids=True):
+                    found.append(file)
+                elif not file.inheritable:  # else it came from another program
+                    refused.append(os.readlink(f"{_FOLDER}/{number}"))
+    for path in refused:
+        log.warning(
+            "%r is open in this program and may not be opened again, so worker processes share one "
+            "position in it: what they read there may be wrong. Open it in each worker (in "
+            "worker_init_fn, or at the first sample), or use multiprocessing_context='spawn'.",
+            path,
+        )
+    return found
+
+
+def _read_only(number: int) -> OpenFile | None:
+    """The file of a descriptor. None if it is of another kind, or locked: the lock would exclude a
+    worker that opened the file again."""
+    flags = fcntl.fcntl(number, fcntl.F_GETFL)
+    if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_PATH:
+        return None
+    about = os.fstat(number)
+    if not stat.S_ISREG(about.st_mode) or _is_locked(number):
+        return None
+    return OpenFile(
+        number,
+        (about.st_dev, about.st_ino),
+        os.lseek(number, 0, os.SEEK_CUR),
+        os.O_RDONLY | os.O_CLOEXEC | (flags & _KEPT),
+        os.get_inheritable(number),
+    )
+
+
+def _is_locked(number: int) -> bool:
+    info = os.open(f"/proc/self/fdinfo/{number}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        told = os.read(info, 4096)
+    finally:
+        os.close(info)
+    return any(lock in told for lock in _EXCLUSIVE)
+
+
+def open_again(files: Iterable[OpenFile]) -> None:
+    """Gives this worker a position of its own in each file. Called just after the fork."""
+    for file in files:
+        with suppress(OSError):  # then the file stays shared
+            _open_again(file)
+
+
+def _open_again(file: OpenFile) -> None:
+    new = os.open(f"{_FOLDER}/{file.descriptor}", file.flags)
+    try:
+        about = os.fstat(new)
+        if (about.st_dev, about.st_ino) == file.identity:  # else a fork hook has replaced it
+            os.lseek(new, file.position, os.SEEK_SET)
+            os.dup2(new, file.descriptor, file.inheritable)
+    finally:
+        os.close(new)
+
+
+# ---- all of it ----------------------------------------------------------------------------
 
 
 def _unpicklable(values: Mapping[str, Any]) -> list[str]:
@@ -448,7 +550,7 @@ class Job:
     collates_by_default: bool = False  # split batches are collated by the trainer's default_collate
     probing: bool = False  # workers measure the time for sending a sample
     places: bool = False  # default_collate's batches may go into rows
-    on_error: str = "raise"  # see workers/on_error.py
+    on_error: str = "raise"  # see workers/fetching.py
     #: by worker, if an iterable dataset resumes: its snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
     through: Through | None = None  # the cache that samples are read through

@@ -52,7 +52,7 @@ _limited = False  # limit() ran here, or in the process that this one is a fork 
 def limit(every_library: bool, known: bool = False) -> None:
     """Sets one thread. Called in the zygote, whose forks inherit it, and at the start of any other
     worker, before it loads a dataset. After a fork, a pool that had started hangs in its first
-    parallel region. known: find_libraries() was called just before this process was forked."""
+    parallel region. known: end_openmp_threads() ran just before this process was forked."""
     global _limited
     torch.set_num_threads(1)
     if _limited or not every_library:
@@ -128,12 +128,14 @@ def end_openmp_threads() -> None:
     wait for them forever. In both processes the next region starts them again, within about a tenth
     of a millisecond. Other OpenMP libraries handle forks themselves.
 
-    Does nothing in a process that was itself forked from one with threads: ending threads that do
-    not exist would wait for them forever, too."""
+    Ends none in a process that was itself forked from one with threads: ending threads that do not
+    exist would wait for them forever, too. The fork inherits which libraries there are. This saves
+    limit() a millisecond there."""
+    libraries = _libraries.gnu_openmp()
     if _forks.copied:
         return
     _forks.ended = True
-    for library in _libraries.gnu_openmp():
+    for library in libraries:
         with contextlib.suppress(AttributeError):  # one older than GCC 9 cannot
             library.omp_pause_resource_all(_HARD)
 
@@ -208,11 +210,6 @@ class _Libraries:
 
 
 _libraries = _Libraries()
-
-
-def find_libraries() -> None:
-    """Called before a fork, which inherits what is found. This saves limit() a millisecond there."""
-    _libraries.setters()
 
 
 def limit_of_threads() -> Callable[[], None]:

@@ -27,8 +27,9 @@ from ..dataset_calls import behind_subsets, fetches_batches, offered
 from ..errors import native_impossible_message
 from ..option_values import option
 from ..seeding.generator_states import STREAM_HOOK
-from ..transport.layouts import INT, TENSOR, TUPLE, Layout, is_default_collate
-from ..transport.rows_or_whole import SampleTransport
+from ..transport.layouts import (
+    INT, TENSOR, TUPLE, Layout, SampleTransport, is_default_collate,
+)  # fmt: skip
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import BATCH, ERROR, SAMPLE
 from .fetching import Unseeded
@@ -213,7 +214,6 @@ class _Runner(Runner):
         """The answer to a task. C may have made its rows up to one that failed."""
         if task.kind == BATCH:
             return self.batch(task)
-        self.indices = lambda: (task.indices, task.spares)
         entries, get = self.rows(task), self._getter(task)
         for row in range(entries[-1][0] + 1 if entries else task.row0, task.row0 + task.nrows):
             if entries and entries[-1][1] == ERROR:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -17,7 +16,6 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,10 +26,9 @@ from .._notes import STACK_SIGNAL, Notes
 from .._system import explained
 from ..errors import program_level
 from ..seeding import generator_states
-from . import grace, library_threads, open_files, signals
-from .job import Job, Memory, without_main
-from .process import may_start_processes
-from .zygote import FORKED, LEAVING, UNKNOWN_START, main as run_zygote
+from . import library_threads, signals, zygote as zygotes
+from .job import Job, Memory, find_open_files, without_main
+from .zygote import FORKED, LEAVING, UNKNOWN_START, may_start_processes
 
 if TYPE_CHECKING:
     from .._core import Engine, _WorkerEntry
@@ -49,13 +46,6 @@ SOON_SECONDS, RESTARTS_MOST = 1.0, 10
 PID_SECONDS = 60.0
 
 
-#: Ends of pipes that pools have not closed yet. An iterator may be garbage in a reference cycle (of
-#: an exception's traceback, say). Then a Connection in it could be finalized before the iterator.
-#: The iterator would write to a descriptor that is closed, or that is another file's by now.
-_commands: set[Connection] = set()
-os.register_at_fork(after_in_child=_commands.clear)
-
-
 def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     """The identity of worker 0; the others follow. Programs number workers by the first number of
     their identity. So workers get numbers of the trainer's children: the zygote's number, which no
@@ -67,25 +57,10 @@ def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     return first
 
 
-#: pools that have a zygote
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _continue_zygotes() -> None:
-    """Continues stopped zygotes. At the interpreter's exit multiprocessing sends each zygote
-    SIGTERM and waits for its end, and a stopped process would not get the signal."""
-    for pool in list(_pools):
-        if pool.mine():
-            pool.signal_zygote(signal.SIGCONT)
-
-
-atexit.register(_continue_zygotes)  # registered after multiprocessing's, so it runs before
-
-
 def _limit_join(zygote: Any, pool: Pool) -> None:
     """Limits how long the interpreter's exit waits for a zygote. After SIGTERM multiprocessing
-    would wait forever for a frozen zygote (control group freezer, hung file system). The new join()
-    holds no reference to the zygote or its pool, so neither is in a reference cycle."""
+    would wait forever for one that is stopped or frozen (control group freezer, hung file system).
+    The new join() holds no reference to the zygote or its pool, so neither is in a reference cycle."""
     me = weakref.ref(pool)
 
     def join(timeout: float | None = None) -> None:
@@ -280,11 +255,13 @@ class Pool(Executor):
         self.base_seed = job.base_seed
         self._pidfd = -1
         self._mapping = -1  # the mapping's descriptor, if another zygote does not inherit it
-        self._commands: Connection | None = None
+        # Numbers, not objects: the pool may be garbage in a reference cycle (of an exception's
+        # traceback, say). A Connection in it could be finalized, and closed, before the pool.
+        self._commands = -1  # the zygote reads its commands from the other end of this pipe
         self.zygote: Any = None
         self._context = context
-        self.forks = context.get_start_method() == "fork"
         self._method = context.get_start_method()
+        self.forks = self._method == "fork"
         self.ended_by_program: set[int] = set()  # ids of workers, by terminate() or kill()
         self._shared: list[Any] = []  # with workers, on an accelerator
         self.notes = job.notes = Notes()
@@ -293,7 +270,8 @@ class Pool(Executor):
 
     def _pickle(self) -> None:
         """Pickles the job for processes that inherit nothing."""
-        if self._method != "fork" and self._job is not None:
+        assert self._job is not None
+        if not self.forks:
             # Not in _start(): these processes live on, and would inherit the signals that are
             # blocked there. And a new fork server starts while this process pickles.
             resource_tracker.ensure_running()
@@ -320,7 +298,7 @@ class Pool(Executor):
             self._soon = 0
         if not self.mine() or not begun or self._soon == RESTARTS_MOST:
             return False
-        self._await_zygote(grace.KILL)  # it has ended, but with forkserver its status comes later
+        self._await_zygote(zygotes.KILL)  # it has ended, but with forkserver its status comes later
         code = self.zygote.exitcode or 0
         killed = code < 0 or (code == FORK_SERVER_DIED and self._method == "forkserver")
         if not killed or self.notes.exit_cause(self.zygote.pid):
@@ -335,32 +313,30 @@ class Pool(Executor):
         first, self.started, job, segment = not self.started, True, self._job, self.engine.segment
         assert job is not None
         job.blocked, job.handled = frozenset(held.blocked), signals.handled()
-        job.forked = self._method == "fork"
+        job.forked = self.forks
         segment.set_start(FORKED if job.forked else UNKNOWN_START)
         self._begun_at = time.monotonic()
         if job.forked:
             library_threads.end_openmp_threads()
-            library_threads.find_libraries()
             if job.seed_per_sample:
                 generator_states.probe_globals()
         if first and job.forked:
-            job.files = open_files.find()
+            job.files = find_open_files()
         elif first:
             self._mapping = os.dup(self.engine.fd)
         else:
             job.memory = Memory(segment, self._mapping)
         reader, writer = multiprocessing.Pipe(duplex=False)
-        if self._commands is None:
-            self._commands = writer
-            _commands.add(writer)
+        if first:
+            self._commands = os.dup(writer.fileno())
         else:  # the engine writes to the descriptor of this number
-            os.dup2(writer.fileno(), self._commands.fileno(), inheritable=False)
-            writer.close()
+            os.dup2(writer.fileno(), self._commands, inheritable=False)
+        writer.close()
         try:
-            os.set_blocking(self._commands.fileno(), False)
-            inherited = self._commands if self._method == "fork" else None
+            os.set_blocking(self._commands, False)
+            inherited = self._commands if job.forked else None
             zygote = self._context.Process(
-                target=run_zygote,
+                target=zygotes.main,
                 args=(job, reader, inherited, self._method),
                 name=signals.Deaf("minato-zygote"),
                 daemon=True,
@@ -376,11 +352,10 @@ class Pool(Executor):
             pidfd = os.pidfd_open(zygote.pid)
             if first:
                 self._pidfd = pidfd
-                _pools.add(self)
             else:  # the engine looks at the descriptor of this number
                 os.dup2(pidfd, self._pidfd, inheritable=False)
                 os.close(pidfd)
-            self.engine.start(self._pidfd, self._commands.fileno())
+            self.engine.start(self._pidfd, self._commands)
         finally:
             reader.close()
             if job.pickled is not None:
@@ -415,7 +390,7 @@ class Pool(Executor):
         return self.notes.moving()
 
     def stop(self) -> None:
-        """Ends workers and zygote within the times of grace.py, and frees the memory. Each step is
+        """Ends workers and zygote within the times that zygote.py lists, and frees the memory. Each step is
         done even if earlier ones failed. A KeyboardInterrupt comes after the last step; Ctrl-C ends
         the wait for exit functions of workers."""
         if self.stopped or self._owner != os.getpid():
@@ -425,12 +400,9 @@ class Pool(Executor):
             self._job = None
             last_first.callback(self._shared.clear)
             last_first.callback(self.notes.close)
-            for fd in self._pidfd, self._mapping:
+            for fd in self._commands, self._pidfd, self._mapping:
                 if fd >= 0:
                     last_first.callback(os.close, fd)
-            if self._commands is not None:
-                last_first.callback(_commands.discard, self._commands)
-                last_first.callback(self._commands.close)
             last_first.callback(self.engine.close)
             last_first.callback(self._keep_entries)
             if self.zygote is not None:  # else it was never made
@@ -441,8 +413,8 @@ class Pool(Executor):
     def _end_zygote(self, held: signals.Held) -> None:
         try:
             self._wake()
-            self._await_zygote(grace.STOP)
-            until = time.monotonic() + grace.FINISH
+            self._await_zygote(zygotes.STOP)
+            until = time.monotonic() + zygotes.FINISH
             while self._leaving() and not held.interrupted and time.monotonic() < until:
                 self._await_zygote(0.05)
         finally:
@@ -456,10 +428,10 @@ class Pool(Executor):
 
     def join_zygote(self, timeout: float | None = None) -> None:
         """Waits for the zygote's end, at most timeout seconds. None, at the interpreter's exit: at
-        most grace.KILL, then kills it."""
+        most zygotes.KILL, then kills it."""
         join = multiprocessing.process.BaseProcess.join
         try:
-            join(self.zygote, grace.KILL if timeout is None else timeout)
+            join(self.zygote, zygotes.KILL if timeout is None else timeout)
             stays = timeout is None and self.zygote.exitcode is None
         except ValueError:  # another thread has waited for it and closed it
             return
@@ -483,9 +455,8 @@ class Pool(Executor):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _wake(self) -> None:
-        assert self._commands is not None
         with contextlib.suppress(OSError), signals.no_broken_pipe():
-            os.write(self._commands.fileno(), b"!")
+            os.write(self._commands, b"!")
 
     def _close_zygote(self) -> None:
         try:
@@ -502,9 +473,9 @@ class Pool(Executor):
             self.signal_zygote(signal.SIGKILL)
         else:
             self.zygote.kill()
-        self._await_zygote(grace.KILL)
+        self._await_zygote(zygotes.KILL)
         # counted from now, so that workers have this time even if the zygote did not end
-        deadline = time.monotonic() + grace.KILL
+        deadline = time.monotonic() + zygotes.KILL
         left = set(range(self.engine.segment.workers))
         while left and time.monotonic() < deadline:
             left = {number for number in left if self._lives(number, signal.SIGKILL)}

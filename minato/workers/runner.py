@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 from typing import Any, NamedTuple, NoReturn
@@ -21,50 +20,23 @@ from .. import _core
 from .._records import Task
 from ..dataset_calls import attribute, by_sample, fetches_batches
 from ..errors import Failure
-from ..seeding import init_states
-from ..seeding.find_generators import make_seeder, own_seeds
-from ..seeding.order_generators import put_global
+from ..seeding.find_generators import Growing, OwnSeeds, own_seeds
+from ..seeding.order_generators import all_global, put_global
+from ..seeding.pitfalls import UNCHANGED, init_states
 from ..stateful import Snapshots, make_again
 from ..transport import messages
-from ..transport.layouts import is_default_collate, open_layout, proven
+from ..transport.layouts import by_index, is_default_collate, open_layout, proven, why
 from ..transport.messages import sendable, sending_ns
-from ..transport.uncollatable import by_index, why
 from ..worker_info import asked
 from .answers import (
-    AMISS,
-    BATCH,
-    COLLATE,
-    ERROR,
-    EXHAUSTED,
-    FAILED,
-    FATAL,
-    OK,
-    PART,
-    PLACED,
-    REFUSED,
-    REPLACED,
-    RESUME,
-    SAMPLE,
-    STATED,
-    Answer,
-    Entry,
-    encode,
-    parted,
+    AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, LEFT_OUT, OK, PART, PLACED, REFUSED,
+    REPLACED, RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
 )  # fmt: skip
 from .fetching import (
-    OF_COLLATE,
-    OF_SAMPLE,
-    AllLeftOut,
-    Unseeded,
-    fetched,
-    in_its_place,
-    made,
-    position_of,
-    seed_place,
-    tolerated,
+    OF_COLLATE, OF_SAMPLE, RAISE, REPLACE, AllLeftOut, Fatal, Tolerant, Unseeded, fetched, made,
+    position_of, seed_place, split_spares,
 )  # fmt: skip
 from .job import Job
-from .on_error import RAISE, REPLACE, Fatal, Tolerant, split_spares
 
 
 class _Placed(NamedTuple):
@@ -72,14 +44,6 @@ class _Placed(NamedTuple):
 
     rows: int
     objects: list[list[Any]]  # by row: the leaves that a row cannot hold
-
-
-@dataclass
-class _Source:
-    """Holds what samples come from, see Job.source()."""
-
-    dataset: Any
-    auto_collation: bool
 
 
 class Runner:
@@ -95,8 +59,9 @@ class Runner:
         self.mark: Any = lambda row: None  # Worker.mark, once there is one
         self.at: Any = lambda row: None  # Worker.at, likewise
         self.place: Any = None  # Worker.place, likewise
-        self.indices: Any = None  # Worker.indices, likewise
-        self.source = _Source(None, job.auto_collation)
+        #: what samples come from, see Job.source(), and how they are asked for
+        self.dataset: Any = None
+        self.auto_collation = job.auto_collation
         #: None: the first sample that fails ends its batch
         self.tolerant = None if job.on_error == RAISE else Tolerant(job.on_error, self._failure)
         self.probing = job.probing  # until the sending of one batch's samples was measured
@@ -113,13 +78,12 @@ class Runner:
         self.fetcher: Any = None
         self.begin: bytes | None = None  # state of the dataset at the start of an epoch
         self.again = 0  # delivered batches of a process before, which this one makes again
-        self.init_states = init_states.UNCHANGED
-        self.loaded = not_loaded is None
+        self.init_states = UNCHANGED
         try:
             if not_loaded is not None:
                 raise not_loaded
             self._begin(number)
-            self.source = _Source(job.source(), job.auto_collation)  # after worker_init_fn
+            self.dataset = job.source()  # after worker_init_fn
             if self.seeder is not None:
                 self.seeder.share(job.ranks)
             if job.dataset_kind == _DatasetKind.Iterable:
@@ -131,18 +95,22 @@ class Runner:
 
     def _begin(self, number: int) -> None:
         """Calls worker_init_fn, then finds the generators to seed."""
-        job, roots = self.job, (self.job.dataset, self.job.collate_fn)
-        if not job.seed_per_sample:
-            if job.worker_init_fn is not None:
-                self._init(number)
-            return
-        before = None
+        job, before = self.job, None
         if job.worker_init_fn is not None:
-            before, states = own_seeds(*roots), init_states.now()
+            if job.seed_per_sample:
+                before, states = own_seeds(job.dataset, job.collate_fn), all_global()
             self._init(number)
-            self.init_states = init_states.left_by(states)
+            if job.seed_per_sample:
+                self.init_states = init_states(states)
+        if job.seed_per_sample:
+            self.seeder = self._make_seeder(before)
+
+    def _make_seeder(self, before: OwnSeeds | None) -> Any:
+        """before: the generators' own seeds before worker_init_fn; None: there is no such function."""
+        job = self.job
         tell = job.notes.moves if job.notes is not None and job.num_workers > 1 else None
-        self.seeder = make_seeder(*roots, before=before, tell=tell, of_loader=job.generator)
+        of = job.dataset, job.collate_fn
+        return Growing(*of, before=before, tell=tell, of_loader=job.generator).seeder
 
     def _init(self, number: int) -> None:
         """Calls worker_init_fn. It must not change default_collate: samples of several workers are
@@ -167,7 +135,7 @@ class Runner:
 
         def create() -> Any:
             return _DatasetKind.create_fetcher(
-                job.dataset_kind, self.source.dataset, job.auto_collation, self.collate_fn, job.drop_last
+                job.dataset_kind, self.dataset, job.auto_collation, self.collate_fn, job.drop_last
             )
 
         if start is not None and snapshots is not None:
@@ -220,12 +188,19 @@ class Runner:
         """The entry of a row whose sample could not be made."""
         if self.tolerant is None or what == FATAL or isinstance(error, Fatal):
             return row, ERROR, self._failure(error)
-        return in_its_place(self.tolerant, row, error, self.indices(), self._getter(task))
+        indices = split_spares(task.indices, task.spares)
+        try:
+            other, amiss = self.tolerant.instead(row, error, *indices, self._getter(task))
+        except Exception as last:
+            return row, ERROR, self._failure(last)
+        if not other:
+            return row, LEFT_OUT, amiss.failure
+        return row, REPLACED, (amiss.failure, amiss.instead, *other)
 
     def _getter(self, task: Task) -> Callable[[int, Any], Any]:
         """Returns a function that makes the sample of a row from an index."""
         seeder = self.seeder if task.seeded and self.seeder is not None else Unseeded
-        one = partial(getitem, by_sample(self.source.dataset, self.job.auto_collation))
+        one = partial(getitem, by_sample(self.dataset, self.auto_collation))
         if self.tolerant is not None:
             one = partial(self.tolerant.one, one)
 
@@ -361,8 +336,8 @@ class Runner:
                 if callable(tell):
                     tell(epoch)
             if self.job.through is not None:
-                self.source.dataset = self.fetcher.dataset = self.job.source(changed=True)
-                dataset = by_sample(self.source.dataset, self.job.auto_collation)
+                self.dataset = self.fetcher.dataset = self.job.source(changed=True)
+                dataset = by_sample(self.dataset, self.auto_collation)
         except Exception as error:
             self.epoch_failure = Failure.of(error, self.where)
             if epoch >= 0:
@@ -411,14 +386,13 @@ class Runner:
     def _samples(self, seeder: Any, task: Task) -> Any:
         job, indices = self.job, task.indices
         place = task.base_seed, task.epoch, self._number_of(task), position_of(task)
-        if self.tolerant is None:
-            data = fetched(seeder, self.source, indices, place, (self._at, self.mark))
-        else:
+        spares: Any = ()
+        if self.tolerant is not None:
             indices, spares = split_spares(indices, task.spares)
             if not job.auto_collation:  # the indices are in a list only because of the spares
                 indices = indices[0] if job.on_error == REPLACE else indices
-            told = self._at, self.mark
-            data = tolerated(self.tolerant, seeder, self.source, indices, spares, place, told)
+        told = self._at, self.mark
+        data = fetched(seeder, self, indices, place, told, self.tolerant, spares)
         self.row = ()
         if self.probing and job.auto_collation and not fetches_batches(job.dataset):
             self.probing = False
@@ -433,16 +407,14 @@ class Runner:
     def resume(self) -> Answer:
         """A new epoch of persistent workers: torch makes a new fetcher."""
         self.begin = None
-        if not self.loaded:
+        if not self.prepared:  # nothing is tried again
             return OK, None
         try:
             self._make_fetcher()
-            if self.prepared:  # else worker_init_fn has failed, and it is called only once
-                self.init_failure = None
+            self.init_failure = None
         except Exception as error:
             self.init_failure = self._not_begun(error)
         return (OK, None) if self.begin is None else (STATED, (OK, None), self.begin)
-
 
     def drop_iterator(self) -> None:
         """Destroys the dataset's iterator, so that the code in its ``finally`` blocks runs. This
@@ -482,7 +454,7 @@ def _may_be_sent(what: int, obj: Any) -> bool:
 def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _core.Worker:
     """The core's loop of a worker, connected with its runner. thread: the worker is a thread of the
     trainer."""
-    dataset = by_sample(runner.source.dataset, job.auto_collation)
+    dataset = by_sample(runner.dataset, job.auto_collation)
     worker = _core.Worker(
         job.memory.segment,
         number,
@@ -496,7 +468,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
         thread,
     )
     runner.mark, runner.at = worker.mark, worker.at
-    runner.place, runner.indices = worker.place, worker.indices
+    runner.place = worker.place
     return worker
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import _core
+from .job import Job
 
 GROUP = frozenset({signal.SIGINT, signal.SIGTERM})
 #: signals by which a scheduler warns a whole job of its end: programs then save a checkpoint
@@ -85,19 +86,18 @@ def handled() -> frozenset[int]:
     return frozenset(number for number in WARNINGS if callable(signal.getsignal(number)))
 
 
-def released(
-    blocked: Iterable[int], trainer: int, handled: Iterable[int] = (), forked: bool = False
-) -> None:
-    """Called at the start of a process that was started inside ``Held``. blocked: its value.
+def released(job: Job, is_worker: bool = False) -> None:
+    """Called at the start of a process that was started inside ``Held``, or forked by such a process.
 
-    SIGTERM and the signals in handled have an effect only if the trainer or the parent sends them.
-    forked: a forked worker, which inherits the program's handlers and keeps them.
+    SIGTERM, and signals for which the program has handlers, have an effect only if the trainer or the
+    parent sends them. A forked worker inherits the program's handlers and keeps them.
     """
     signal.signal(signal.SIGINT, _leave_to_trainer)
     signal.siginterrupt(signal.SIGINT, False)  # so that reads of C code are restarted
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    leave_to_trainer(trainer, {signal.SIGTERM} if forked else {signal.SIGTERM, *handled})
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP.difference(blocked))
+    others = () if is_worker and job.forked else job.handled
+    leave_to_trainer(job.memory.segment.trainer_pid, {signal.SIGTERM, *others})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP.difference(job.blocked))
 
 
 def leave_to_trainer(trainer: int, numbers: Iterable[int] = (signal.SIGTERM,)) -> None:

@@ -34,14 +34,19 @@ from .. import _notes, worker_info
 from .._notes import Notes
 from ..errors import program_level
 from ..option_values import option
-from ..seeding.find_generators import find_of, find_shared, make_seeder_of_thread, own_seeds
-from . import grace, library_threads, signals
+from ..seeding.find_generators import GrowingInThread, OwnSeeds, find_of, find_shared
+from . import library_threads, signals
 from .job import Job
 from .process_pool import Executor, WorkerHandle
 from .runner import Runner, serve, worker_of
+from .zygote import LEAVE
 
 if TYPE_CHECKING:
     from .._core import Engine
+
+#: the interpreter, at its exit, waits this many seconds for threads in the middle of a sample
+EXIT = 2.0
+
 
 class ThreadHandle(WorkerHandle):
     """A worker thread, with the interface of ``multiprocessing.Process``."""
@@ -193,7 +198,7 @@ _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
 @atexit.register
 def stop_all() -> None:
     """Ends the threads of all pools before the interpreter frees its memory."""
-    deadline = time.monotonic() + grace.EXIT
+    deadline = time.monotonic() + EXIT
     for pool in list(_pools):
         pool.dismiss(deadline)
 
@@ -259,14 +264,8 @@ class _Runner(Runner):
 
     has_copy = False
 
-    def _begin(self, number: int) -> None:
-        job, roots = self.job, (self.job.dataset, self.job.collate_fn)
-        before = None
-        if job.worker_init_fn is not None:
-            before = own_seeds(*roots) if job.seed_per_sample else None
-            self._init(number)
-        if job.seed_per_sample:
-            self.seeder = make_seeder_of_thread(*roots, before=before)
+    def _make_seeder(self, before: OwnSeeds | None) -> Any:
+        return GrowingInThread(self.job.dataset, self.job.collate_fn, before=before).seeder
 
 
 class Modes:
@@ -327,7 +326,7 @@ class PythonPool(ThreadPool):
     """The engine and its Python threads."""
 
     kind = "thread"
-    patience = grace.LEAVE  # a sample may take forever
+    patience = LEAVE  # a sample may take forever
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""The zygote: the process that forks workers, reports their deaths and reaps them.
+"""The zygote: the process that forks workers, reports their deaths and reaps them. And its forks: the
+life of a worker process.
 
-It is a process of the loader's own multiprocessing context, which starts at ``iter()`` and ends
-with the iterator.  Under fork it inherits the dataset in the state that torch's workers would
+The zygote is a process of the loader's own multiprocessing context, which starts at ``iter()`` and
+ends with the iterator.  Under fork it inherits the dataset in the state that torch's workers would
 inherit. Under spawn and forkserver it imports torch, NumPy and minato, and nothing of the program.
 Each worker imports the program and loads the dataset by itself.
 
@@ -23,29 +24,35 @@ wait (``Pool.restart``), which goes on from what the table of workers says:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import multiprocessing
 import os
+import random
 import select
 import signal
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _DatasetKind
 
-from .. import _core
+from .. import _core, worker_info
 from .._system import NOT_STARTED
-from ..errors import UNKNOWN
+from ..errors import UNKNOWN, not_loaded
 from ..seeding import generator_states
-from . import grace, library_threads, signals
-from .job import Job
-from .process import may_start_processes, run as run_worker
+from . import library_threads, signals
+from .job import Job, open_again
+from .runner import Runner, serve, worker_of
 
 WANTED, EXITED, SWEPT, LEAVING = (
     _core.WORKER_WANTED, _core.WORKER_EXITED, _core.WORKER_SWEPT, _core.WORKER_LEAVING,
@@ -63,6 +70,31 @@ ACK_SECONDS = 0.01
 CHECK_SECONDS = 1.0
 #: how long the zygote retries a refused replacement before it reports that to the loader
 REFUSED_SECONDS = 10.0
+
+# How long each process waits for others during a shutdown, in seconds.
+#
+# The zygote waits LEAVE and then TERM for workers in the middle of a sample, then kills them. The
+# trainer waits STOP for the zygote, which is longer than both together, then kills what is left. So a
+# shutdown takes about a second at most, with two exceptions. The system may be slow to end a killed
+# process. And a worker that has made its last sample may take FINISH to end its process. In this
+# time it runs exit functions and flushes queues and files. Threads cannot be killed: after LEAVE the
+# trainer goes on without waiting.
+
+#: the zygote waits for workers to exit by themselves after the loader's request
+LEAVE = 0.35
+#: then the zygote waits for workers to obey SIGTERM
+TERM = 0.15
+#: then the zygote waits for the end of the workers that it has killed
+KILLED = 1.0
+#: limit on each of LEAVE, TERM and FINISH once the zygote has got SIGTERM: multiprocessing sends
+#: it when the interpreter exits
+TERMINATED = 0.05
+#: the trainer waits for the zygote to do all of this
+STOP = 0.8
+#: the zygote waits for workers at the end of their process; torch waits as long for each
+FINISH = 5.0
+#: the trainer waits for the end of the processes that it has killed
+KILL = 5.0
 
 
 def _parent(pid: int) -> list[int]:
@@ -87,18 +119,8 @@ def wake_pipe() -> tuple[int, int]:
 
 
 def drain(read: int) -> None:
-    try:
+    with contextlib.suppress(BlockingIOError):
         os.read(read, 4096)
-    except BlockingIOError:
-        pass
-
-
-def ended(pid: int) -> int | None:
-    """Exit code of a child, or minus the signal, once it is dead. Does not reap it."""
-    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if info is None:
-        return None
-    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
 
 
 class Child:
@@ -111,20 +133,23 @@ class Child:
         self.reported = False
 
     def signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
-        except ProcessLookupError:
-            pass
 
     def ended(self) -> int | None:
-        return ended(self.pid)
+        """Exit code, or minus the signal, once it is dead. Does not reap it."""
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            return None
+        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
 
     def reap(self) -> None:
         os.waitpid(self.pid, 0)
 
 
 class Adopted(Child):
-    """A worker of a dead zygote. A pidfd shows its death, without the exit status."""
+    """A worker of a dead zygote, or one that the system refused to fork, whose pid is 0. A pidfd shows
+    its death, without the exit status."""
 
     def __init__(self, number: int, pid: int, segment: Any) -> None:
         super().__init__(number, pid)
@@ -136,7 +161,8 @@ class Adopted(Child):
 
     def signal(self, number: int) -> None:
         """Signals a worker that has no parent any more. It ignores SIGTERM from a process that is
-        not its parent, unless the program has a handler; SIGKILL follows."""
+        not its parent, unless the program has a handler; SIGKILL follows. (A signal to pid 0 would go
+        to the whole group.)"""
         if self.pid != 0 and not self._was_reported():
             super().signal(number)
 
@@ -161,23 +187,6 @@ class Adopted(Child):
     def reap(self) -> None:
         if self._pidfd is not None:
             os.close(self._pidfd)
-
-
-class _Refused(Child):
-    """A worker that the system refused to fork. It is reported to the loader like a death."""
-
-    def __init__(self, number: int, error: OSError) -> None:
-        super().__init__(number, 0)
-        self.status = NOT_STARTED + (error.errno or 0)
-
-    def signal(self, number: int) -> None:
-        """Does nothing: there is no process. (A signal to pid 0 would go to the whole group.)"""
-
-    def ended(self) -> int:
-        return self.status
-
-    def reap(self) -> None:
-        """Does nothing: there is no process."""
 
 
 def runs_threads() -> bool:
@@ -251,9 +260,14 @@ class Zygote:
                 if number in self.started and self._delay_start(number):
                     self.segment.not_started(number)
                     continue
-                child = _Refused(number, error)
+                child = self._refused(number, error)
             self.children[number] = child
             self.delayed.pop(number, None)
+
+    def _refused(self, number: int, error: OSError) -> Child:
+        """Reports to the loader, like a death, that the system has refused to fork a worker."""
+        self.segment.exited(number, NOT_STARTED + (error.errno or 0))
+        return Adopted(number, 0, self.segment)
 
     def _delay_start(self, number: int) -> bool:
         """Delays a replacement. Returns False after REFUSED_SECONDS: a limit that is shared with
@@ -346,7 +360,7 @@ class Zygote:
             poller = self._listen()
         except OSError as error:
             for number in {*range(self.segment.workers)} - self.children.keys():
-                self.segment.exited(number, _Refused(number, error).status)
+                self._refused(number, error)
             return
         self.start_wanted()
         while not self._is_over():
@@ -418,7 +432,7 @@ class Zygote:
                 return True
         return False
 
-    def _await_children(self, seconds: float, terminated: float = grace.TERMINATED) -> bool:
+    def _await_children(self, seconds: float, terminated: float = TERMINATED) -> bool:
         """Reaps the children that end within this many seconds, or within ``terminated`` seconds
         once SIGTERM has come. Returns whether none are left."""
         begun = time.monotonic()
@@ -446,12 +460,10 @@ class Zygote:
             return
         if self.orphaned:
             self._end(0.0, 0.0)
-        elif self.terminated:
-            self._end(0.0, grace.TERMINATED)
-        elif self.segment.stopped():
-            self._end(grace.LEAVE, grace.TERM, grace.FINISH)
+        elif self.segment.stopped() and not self.terminated:
+            self._end(LEAVE, TERM, FINISH)
         else:
-            self._end(0.0, grace.TERM)
+            self._end(0.0, TERM)
 
     def _end(self, leave: float, term: float, finish: float = 0.0) -> None:
         """Ends the workers. leave: seconds to exit by themselves; term: then to obey SIGTERM;
@@ -465,15 +477,15 @@ class Zygote:
             if self._await_children(begun + finish - time.monotonic()):
                 return
         if not self._signal_children(term, True):
-            self._await_children(grace.KILLED, grace.KILLED)
+            self._await_children(KILLED, KILLED)
 
 
-def main(job: Job, commands: Connection, unused: Connection | None, method: str) -> None:
+def main(job: Job, commands: Connection, unused: int | None, method: str) -> None:
     """Target of the process that the trainer starts."""
     try:
-        signals.released(job.blocked, job.memory.segment.trainer_pid, job.handled)
+        signals.released(job)
         if unused is not None:
-            unused.close()  # the loader's end, inherited by a fork
+            os.close(unused)  # the loader's end, inherited by a fork
         library_threads.limit(job.one_thread, known=job.forked)
         torch.multiprocessing._set_thread_name("minato_zygote")
         zygote = Zygote(job, commands, method)
@@ -490,3 +502,137 @@ def main(job: Job, commands: Connection, unused: Connection | None, method: str)
         raise
     if zygote.terminated:
         os._exit(0)  # as by a signal, so without exit functions
+
+
+# ---- a worker -----------------------------------------------------------------------------
+
+
+def seed_worker(base_seed: int, starts: int, number: int) -> int:
+    """Seeds a worker's process as torch does, from the loader's seed. Returns the worker's seed. The
+    replacement of a worker gets another one, so its random streams do not start over. starts: workers
+    of this number so far."""
+    if starts > 1:
+        sequence = np.random.SeedSequence((base_seed % 2**64, starts))
+        base_seed = int(sequence.generate_state(1, np.uint64)[0] >> 2)
+    random.seed(base_seed + number)
+    seed_torch(base_seed + number)
+    np.random.seed(_utils.worker._generate_state(base_seed, number))
+    return base_seed + number
+
+
+def seed_torch(seed: int) -> None:
+    """``torch.manual_seed()``. Seeds only the CPU's generator if this process can use no accelerator.
+    Even for kinds that this build of torch lacks, torch formats the stack for a later error
+    message. That takes some milliseconds."""
+    cuda: Any = torch.cuda
+    module = torch.get_device_module()  # of the accelerator that this build has, or torch.cpu
+    if module is torch.cpu or (module is cuda and cuda._is_in_bad_fork()):
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def _prepare(job: Job, number: int) -> None:
+    """The environment that torch gives a worker, in torch's order."""
+    handling: Any = _utils.signal_handling  # torch exports it from its extension
+    handling._set_worker_signal_handlers()
+    signals.leave_to_trainer(job.memory.segment.trainer_pid)  # torch's ends a worker
+    torch.multiprocessing._set_thread_name("pt_data_worker")
+    library_threads.limit(job.one_thread)
+    if job.notes is not None:
+        job.notes.show_stack_at_signal()
+        os.register_at_fork(after_in_child=job.notes.close)  # processes of samples need none
+    seed = seed_worker(job.base_seed, job.memory.segment.starts(number), number)
+    iterable = job.dataset_kind == _DatasetKind.Iterable
+    kind = worker_info.watched if iterable else _utils.worker.WorkerInfo
+    _utils.worker._worker_info = kind(
+        id=number, num_workers=job.num_workers, seed=seed, dataset=job.dataset
+    )
+
+
+def _die_before_zygote() -> None:
+    """Makes the system kill a worker, not the zygote, when memory runs out: other workers can make
+    its samples. A worker counts as larger by a tenth of the machine's memory. Does nothing if the
+    system refuses."""
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            most = min(int(file.read()) + 100, 1000)
+            file.seek(0)
+            file.write(str(most))
+
+
+@contextlib.contextmanager
+def may_start_processes() -> Iterator[None]:
+    """Inside the block, this process may start others, though it is a daemon. multiprocessing
+    forbids that because a killed daemon leaves its children behind. But zygote and workers exit
+    when the process that started them is gone."""
+    me: Any = multiprocessing.current_process()
+    daemon, me._config["daemon"] = me._config.get("daemon"), False
+    try:
+        yield
+    finally:
+        me._config["daemon"] = daemon
+
+
+def _allow_processes() -> None:
+    """From now on a sample may start and end processes (of a pool, say). The worker still says that
+    it is a daemon: else libraries that ask would start a process for each core."""
+    me: Any = multiprocessing.current_process()
+    me._config["daemon"] = False
+    me.__class__ = type(type(me).__name__, (type(me),), {"daemon": True, "__slots__": ()})
+
+
+def _load(job: Job) -> Exception | None:
+    """Imports the program and loads the dataset, as torch's workers do before anything else.
+    Returns an error for the trainer, or None."""
+    library_threads.limit(job.one_thread)
+    np.random.seed()  # the other generators differ from the zygote's, too
+    try:
+        job.load()
+    except (Exception, SystemExit) as error:
+        return not_loaded(os.getpid(), error)
+    finally:
+        signals.released(job, is_worker=True)  # whatever handlers the program has installed
+    return None
+
+
+def _work(job: Job, number: int) -> Runner:
+    """The life of worker `number`; returns its runner when the loader stops or is gone."""
+    segment = job.memory.segment
+    failure = _load(job) if job.pickled is not None else None
+    job.settle()
+    open_again(job.files)
+    segment.dontfork()
+    _prepare(job, number)
+    runner = Runner(job, number, failure)
+    worker = worker_of(job, number, runner)
+    worker.ready(*runner.init_states)
+    while not serve(worker, runner):
+        if not segment.trainer_lives():
+            with contextlib.suppress(OSError):
+                os.kill(os.getppid(), signal.SIGCONT)  # a stopped zygote would never end
+            break
+    return runner
+
+
+def run_worker(job: Job, number: int, starts: int) -> None:
+    """Target of a worker's process object. starts: number of processes of this worker so far."""
+    if not job.memory.segment.claim(number, starts, os.getpid()):
+        return  # the zygote died as it forked this process, and another is forked in its place
+    _allow_processes()
+    signals.released(job, is_worker=True)
+    *parents, first = job.identity
+    vars(multiprocessing.current_process())["_identity"] = (*parents, first + number)
+    _die_before_zygote()
+    runner = None
+    try:
+        runner = _work(job, number)
+    except KeyboardInterrupt:
+        pass  # the trainer raises its own
+    except BaseException as error:
+        if job.notes is not None:
+            job.notes.ends(error)
+        raise
+    job.memory.segment.leaving(number)
+    if runner is not None:
+        runner.drop_iterator()  # has as long as the exit functions

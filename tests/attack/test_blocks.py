@@ -16,7 +16,6 @@ import minato
 from minato import _core
 from minato._records import Epoch
 from minato.transport.layouts import Layout
-from minato.workers.answers import ROWS
 
 MATRIX = torch.zeros(3, 5)
 SMALL = Layout.prove(MATRIX, torch.stack([MATRIX] * 2), 2)
@@ -213,7 +212,7 @@ def test_planned_batch_is_taken_once_in_order() -> None:
 
     while not (block := following()).has_rows:  # planned before the layout was known
         engine.retire(block)
-    assert block.kind == ROWS and block.refusal is None
+    assert block.kind == _core.KIND_ROWS and block.refusal is None
     with pytest.raises(ValueError, match="another layout"):
         engine.row(block, OTHER.core, 0, None)
     batch = engine.take(block, layout)

@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 import minato
-from minato.workers import grace
+from minato.workers import zygote as zygotes
 
 from .datasets import Slow
 from .support import SECONDS, alive, environment, kill, wait_for, worker_entries, workers_of
 
 #: by the version of control groups: the file that freezes, and what to write to it
 FILES = {1: ("freezer.state", "FROZEN", "THAWED"), 2: ("cgroup.freeze", "1", "0")}
-#: for all that grace.py allows a shutdown, on a busy machine
-ENDS = 4 * (grace.STOP + grace.FINISH + 2 * grace.KILL)
+#: for all that zygote.py allows a shutdown, on a busy machine
+ENDS = 4 * (zygotes.STOP + zygotes.FINISH + 2 * zygotes.KILL)
 
 
 class Freezer:
@@ -138,7 +138,7 @@ def test_killed_frozen_worker_is_replaced_after_exit(freezer):
 @pytest.mark.parametrize("which", ["worker", "starter", "all"])
 def test_dropped_loader_does_not_wait_for_frozen_workers(freezer, which, monkeypatch):
     """The interpreter's exit does not wait either. After the thaw they end without more work."""
-    monkeypatch.setattr(grace, "KILL", 1.0)
+    monkeypatch.setattr(zygotes, "KILL", 1.0)
     iterator = iter(make())
     next(iterator)
     workers, starter = workers_of(iterator), starter_of(iterator)
@@ -159,9 +159,9 @@ EXITS = """
 import sys
 import minato
 from attack.datasets import Slow
-from minato.workers import grace
+from minato.workers import zygote as zygotes
 
-grace.KILL = 1.0
+zygotes.KILL = 1.0
 loader = minato.DataLoader(Slow(40, 0.01), batch_size=2, num_workers=2)
 iterator = iter(loader)
 next(iterator)

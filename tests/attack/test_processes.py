@@ -23,7 +23,7 @@ import minato
 import minato.iterators.planner
 import minato.iterators.receiver
 from minato.iterators.supervisor import Supervisor
-from minato.workers import grace
+from minato.workers import zygote as zygotes
 
 from .datasets import Counting, Does, Images, Noisy, Slow, Unpicklable, Wordy
 from .support import (
@@ -106,8 +106,8 @@ class LeavesProcess(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("zygote_dies", [False, True])
 def test_processes_started_by_workers_block_nothing(zygote_dies, monkeypatch):
-    monkeypatch.setattr(grace, "STOP", 2 * PATIENCE)
-    monkeypatch.setattr(grace, "KILL", 2 * PATIENCE)
+    monkeypatch.setattr(zygotes, "STOP", 2 * PATIENCE)
+    monkeypatch.setattr(zygotes, "KILL", 2 * PATIENCE)
     dataset = LeavesProcess()
     iterator = iter(make(dataset, persistent_workers=True))
     try:

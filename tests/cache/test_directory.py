@@ -227,7 +227,7 @@ USERS = """
 import os, sys, warnings
 import numpy as np
 import minato, minato._cache
-from minato.cache import depends, files, memoize, parts, values
+from minato.cache import depends, files, memoize, values
 files.installed()
 cache = minato.Cache("1MiB", directory=sys.argv[1])
 os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))

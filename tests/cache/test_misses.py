@@ -10,7 +10,7 @@ import torch
 
 import minato
 from minato.cache.misses import Missed, caches_of
-from minato.cache.room import SPARE, holds, parts_of, size_for
+from minato.cache.readers import SPARE, holds, parts_in, size_for
 from minato.text import sized
 from minato.iterators import stats as stats_module
 from minato.iterators.across_iterators import memo_of
@@ -118,7 +118,7 @@ def test_room_is_computed_as_the_cache_has_it(each: int, count: int) -> None:
         value(n)
     stats = cache.stats()
     assert stats["used_bytes"] == each * stats["entries"]
-    room = holds(parts_of(stats), each)
+    room = holds(parts_in(stats), each)
     assert count <= min(room, stats["entries"]) and stats["entries"] in (room, 2 * count)
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from minato.workers import grace
+from minato.workers import zygote
 
 from .datasets import Numbers
 from .support import Kind, all_gone, wait_for, worker_pids
@@ -29,7 +29,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may keep a worker from its end for seconds. Helper processes that are not
     forked have their own limits, so their tests need an idle machine (tests/slow.py)."""
     for name in ("LEAVE", "STOP", "FINISH"):
-        monkeypatch.setattr(grace, name, 60.0)
+        monkeypatch.setattr(zygote, name, 60.0)
 
 
 def at_its_end(function: Any, _number: int) -> None:
@@ -130,8 +130,8 @@ def test_workers_with_endless_exit_handlers_are_killed(
     own: Kind, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if method == "fork":  # elsewhere the zygote has its own
-        monkeypatch.setattr(grace, "FINISH", 1.0)
-        monkeypatch.setattr(grace, "LEAVE", 60.0)
+        monkeypatch.setattr(zygote, "FINISH", 1.0)
+        monkeypatch.setattr(zygote, "LEAVE", 60.0)
     iterator = iter(made_to_stay(own, tmp_path, multiprocessing_context=method))
     pids = worker_pids(iterator)
     next(iterator)
@@ -144,7 +144,7 @@ def test_workers_with_endless_exit_handlers_are_killed(
 def test_interrupt_ends_the_wait_for_workers(
     own: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "FINISH", 3600.0)
+    monkeypatch.setattr(zygote, "FINISH", 3600.0)
     iterator = iter(made_to_stay(own, tmp_path, persistent_workers=True))
     pids = worker_pids(iterator)
     assert len([next(iterator) for _ in range(4)]) == 4
@@ -175,7 +175,7 @@ class Endless(torch.utils.data.Dataset):
 def test_worker_in_sample_is_not_given_finish_time(
     own: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "FINISH", 3600.0)
+    monkeypatch.setattr(zygote, "FINISH", 3600.0)
     iterator = iter(own(Endless(), batch_size=1, num_workers=2))
     pids = worker_pids(iterator)
     next(iterator)

@@ -365,7 +365,7 @@ def test_a_dropped_iterator_ends_its_thread(own: Kind, fake: Fake) -> None:
 def test_closing_does_not_wait_for_ever(
     own: Kind, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minato.workers.grace.STAGE", 0.05)
+    monkeypatch.setattr("minato.device.send_ahead.STAGE_SECONDS", 0.05)
     began, go = threading.Event(), threading.Event()
     fake.before = lambda number: (began.set(), go.wait(SECONDS)) and None
     iterator = iter(own(Numbers(12), num_workers=1, pin_memory=True, timeout=1))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minato.device.finisher import Finisher
+from minato.device.provider import Finisher, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY = b"code that no device could read"
@@ -76,7 +76,7 @@ class Emulated:
         target = np.full(volumes.shape, 0xA5, np.uint8).astype(after)
         dtypes = (DTYPES[volumes.dtype.name], DTYPES[np.dtype(after).name])
         places = (volumes.ctypes.data, target.ctypes.data, recipes.ctypes.data)
-        self.finisher.run(0, which, dtypes, volumes.shape, *places, steps)
+        self.finisher.run(0, Job(which, dtypes, volumes.shape, *places, steps))
         return target
 
 

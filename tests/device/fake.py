@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from minato.device import provider as providers
-from minato.device.interface import Job
-from minato.device.pagelocked_rows import SMALLEST, Driver
+from minato.device.copies import SMALLEST
+from minato.device.provider import Driver, Job
 
 SECONDS = 90.0
 #: content of memory that was freed, or not yet written
@@ -204,12 +204,12 @@ class Fake:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
         return self._on_device(torch.empty(shape, dtype=dtype), stream)[0]
 
-    def operators(self) -> str | None:
+    def operators(self, _check: Any) -> str | None:
         return self.finisher if isinstance(self.finisher, str) else None
 
     def finish(self, stream: Any, job: Job) -> None:
         self.jobs.append(job)
-        stream.put(lambda: self.finisher.run(0, *job))
+        stream.put(lambda: self.finisher.run(0, job))
 
     def copy(self, tensor: torch.Tensor, stream: Any, cuts: list[int]) -> torch.Tensor:
         self.threads.add(threading.current_thread())

@@ -13,8 +13,9 @@ from torch.utils.data import Dataset
 
 import minato
 from minato import ops
-from minato.device import copies, operators
-from minato.device.provider import provider_for
+from minato.device import copies
+from minato.device.operators import differs
+from minato.device.provider import kernels, provider_for
 
 from .datasets import Rows
 from .test_device_operators import FINISHED, MODES, files, pipeline, wanted
@@ -49,14 +50,14 @@ def received(loader: Any) -> dict[int, tuple[bytes, bytes]]:
 
 
 def needs_kernels() -> None:
-    if isinstance(said := operators.kernels(), str):
+    if isinstance(said := kernels(), str):
         pytest.skip(said)
 
 
 def test_the_kernels_give_the_bytes_of_the_host() -> None:
     needs_kernels()
     provider = provider_for(DEVICE)
-    assert provider is not None and provider.operators() is None
+    assert provider is not None and provider.operators(differs) is None
 
 
 @pytest.mark.parametrize("resident", [False, True])

@@ -226,7 +226,7 @@ def test_environment_variable_disables_operators(
     monkeypatch.setenv(operators.SWITCH, "0")
     assert on_host(able, dataset) == "MINATO_DEVICE_OPERATORS=0"
     switched_off = operators.describe().endswith("switched off by MINATO_DEVICE_OPERATORS=0")
-    assert switched_off or isinstance(operators.kernels(), str)
+    assert switched_off or isinstance(providers.kernels(), str)
 
 
 def test_a_loader_without_device_asks_for_nothing(dataset: ops.VolumeDataset) -> None:
@@ -306,7 +306,7 @@ def test_late_finish_gives_whole_batches(able: Fake, dataset: ops.VolumeDataset,
 
 def test_finishing_too_early_is_found(able: Fake, dataset: ops.VolumeDataset) -> None:
     """In the host's time, not in the order of the stream."""
-    able.finish = lambda stream, job: able.finisher.run(0, *job)  # type: ignore[method-assign]
+    able.finish = lambda stream, job: able.finisher.run(0, job)  # type: ignore[method-assign]
     assert late(able, dataset) != wanted(dataset)
 
 
@@ -376,15 +376,19 @@ def test_cuda_devices_are_asked_once(
     monkeypatch.setattr(providers, "finisher_of", finisher)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     said: list[Any] = [None, "its images would have other bytes than those of the host"]
-    monkeypatch.setattr(providers, "differs", lambda provider: said.pop(0))
+
+    def differs(_provider: Any) -> Any:
+        return said.pop(0)
+
     for _ in range(2):
-        assert providers.TorchProvider(torch.device("cuda:0"), Module()).operators() is None
-        other = providers.TorchProvider(torch.device("cuda:1"), Module())
-        assert other.operators() == "there is no driver"
+        assert providers.Provider(torch.device("cuda:0"), Module()).operators(differs) is None
+        other = providers.Provider(torch.device("cuda:1"), Module())
+        assert other.operators(differs) == "there is no driver"
     assert asked == [0, 1]
     providers._finishers.clear()
-    wrong = providers.TorchProvider(torch.device("cuda:0"), Module())
-    assert "other bytes" in str(wrong.operators()) and "other bytes" in str(wrong.operators())
+    wrong = providers.Provider(torch.device("cuda:0"), Module())
+    for _ in range(2):
+        assert "other bytes" in str(wrong.operators(differs))
 
 
 def test_a_device_that_fails_when_it_is_tried(
@@ -396,24 +400,23 @@ def test_a_device_that_fails_when_it_is_tried(
     monkeypatch.setattr(providers, "_finishers", {})
     monkeypatch.setattr(providers, "finisher_of", lambda ordinal: emulated.finisher)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(providers, "differs", fails)
-    said = providers.TorchProvider(torch.device("cuda:0"), Module()).operators()
+    said = providers.Provider(torch.device("cuda:0"), Module()).operators(fails)
     assert said is not None and "failed when tried on cuda:0: cuLaunchKernel" in said
 
 
 def test_other_accelerators_have_no_operators() -> None:
-    said = providers.TorchProvider(torch.device("xpu:0"), Module()).operators()
+    said = providers.Provider(torch.device("xpu:0"), Module()).operators(operators.differs)
     assert said is not None and "xpu" in said
 
 
 def test_info_shows_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(operators.SWITCH, raising=False)
     (tmp_path / "kernels").write_bytes(bytes(2048))
-    monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
-    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libnowhere.so.1")
+    monkeypatch.setattr(providers, "KERNELS", str(tmp_path / "kernels"))
+    monkeypatch.setattr("minato.device.provider.CUDA", "libnowhere.so.1")
     assert "built (2 KiB" in operators.describe() and "not used: no CUDA driver" in operators.describe()
-    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", "libm.so.6")
+    monkeypatch.setattr("minato.device.provider.CUDA", "libm.so.6")
     assert operators.describe() == "built (2 KiB for CUDA devices)"
-    monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "none"))
+    monkeypatch.setattr(providers, "KERNELS", str(tmp_path / "none"))
     assert operators.describe().startswith("not built")
-    assert operators.finisher_of(0) == operators.NOT_BUILT
+    assert providers.finisher_of(0) == providers.NOT_BUILT

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minato import ops
-from minato.device import operators
-from minato.device.finisher import Finisher
+from minato.device import operators, provider
+from minato.device.provider import Finisher, Job
 from minato.ops.operators import DTYPES as CODES
 
 from .emulated import IMAGE, ROOT, Emulated, build
@@ -177,20 +177,20 @@ def test_truncated_kernel_image_is_refused(
     assert emulated.counts()["loads"] == before
 
 
-@pytest.mark.skipif(isinstance(operators.kernels(), str), reason="built without nvcc")
+@pytest.mark.skipif(isinstance(provider.kernels(), str), reason="built without nvcc")
 def test_built_kernel_image_has_the_checked_header(
     emulated: Emulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The emulated driver is given it, and accepts only what it knows."""
-    monkeypatch.setattr("minato.device.pagelocked_rows.CUDA", emulated.library)
-    assert "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE" in str(operators.finisher_of(0))
-    image = operators.kernels()
+    monkeypatch.setattr("minato.device.provider.CUDA", emulated.library)
+    assert "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE" in str(provider.finisher_of(0))
+    image = provider.kernels()
     assert isinstance(image, bytes)
     (tmp_path / "kernels").write_bytes(image[: len(image) // 2])
-    monkeypatch.setattr(operators, "KERNELS", str(tmp_path / "kernels"))
-    assert "cut short" in str(operators.finisher_of(0))
-    monkeypatch.setattr(operators, "KERNELS", str(tmp_path))  # a folder: it cannot be read
-    assert "Is a directory" in str(operators.finisher_of(0)) and "run on the host" in operators.describe()
+    monkeypatch.setattr(provider, "KERNELS", str(tmp_path / "kernels"))
+    assert "cut short" in str(provider.finisher_of(0))
+    monkeypatch.setattr(provider, "KERNELS", str(tmp_path))  # a folder: it cannot be read
+    assert "Is a directory" in str(provider.finisher_of(0)) and "run on the host" in operators.describe()
 
 
 def test_no_driver_and_another_library() -> None:
@@ -224,11 +224,11 @@ def test_a_launch_that_fails(emulated: Emulated) -> None:
 )
 def test_invalid_jobs_raise(emulated: Emulated, dtypes: Any, shape: Any) -> None:
     with pytest.raises(ValueError, match="voxel|samples|volumes"):
-        emulated.finisher.run(0, 0, dtypes, shape, 0, 0, 0, 1)
+        emulated.finisher.run(0, Job(0, dtypes, shape, 0, 0, 0, 1))
 
 
 def test_a_batch_of_nothing_is_finished(emulated: Emulated) -> None:
-    emulated.finisher.run(0, 0, (5, 5), (0, 1, 1, 1, 1), 0, 0, 0, 1)
+    emulated.finisher.run(0, Job(0, (5, 5), (0, 1, 1, 1, 1), 0, 0, 0, 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -240,8 +240,8 @@ def test_no_recipe_reaches_beyond_its_sample(emulated: Emulated, data: bytes, co
     recipe = np.frombuffer(data, np.int64).copy()
     recipe[2::4] &= ~np.int64(2**32 - 8)  # kinds that there are, and others
     target = np.full((3, 1, 2, 3, 5), 9, dtype)
-    emulated.finisher.run(0, 0, (code, code), (1, 1, 2, 3, 5), around[1].ctypes.data,
-                          target[1].ctypes.data, recipe.ctypes.data, 4)  # fmt: skip
+    places = around[1].ctypes.data, target[1].ctypes.data, recipe.ctypes.data
+    emulated.finisher.run(0, Job(0, (code, code), (1, 1, 2, 3, 5), *places, 4))
     assert (target[[0, 2]] == 9).all() and (around == 7).all()
 
 
@@ -263,10 +263,10 @@ def ptx(*flags: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(isinstance(operators.kernels(), str), reason="built without nvcc")
+@pytest.mark.skipif(isinstance(provider.kernels(), str), reason="built without nvcc")
 def test_the_kernels_that_were_built_round_each_operation() -> None:
     """Code for later devices is text in the file; the code for others is made from the same."""
-    image = operators.kernels()
+    image = provider.kernels()
     assert isinstance(image, bytes)
     text = image.decode("latin-1")
     assert text.count(".visible .entry mn_finish_kernel") == 1

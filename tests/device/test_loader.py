@@ -283,7 +283,7 @@ def test_a_dropped_iterator_ends_its_thread(fake: Fake) -> None:
 def test_copies_that_never_end_keep_their_memory(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minato.workers.grace.STAGE", 0.05)
+    monkeypatch.setattr("minato.device.send_ahead.STAGE_SECONDS", 0.05)
     fake.way = "direct"
     loader = minato.DataLoader(Rows(), num_workers=1, device="cuda")
     iterator = iter(loader)
@@ -403,7 +403,7 @@ def test_exception_exits_program_during_copies(tmp_path: Path) -> None:
 
 
 def test_exit_with_copies_that_never_end(tmp_path: Path) -> None:
-    end = "from minato.workers import grace\ngrace.STAGE = grace.COPIES = 0.2\n"
+    end = "from minato.device import copies, send_ahead\nsend_ahead.STAGE_SECONDS = copies.COPIES_SECONDS = 0.2\n"
     outcome = run_script(Kind("minato"), SCRIPT.format(workers=2, end=end), tmp_path)
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", ""), outcome
     assert not outcome.left

@@ -17,7 +17,7 @@ from contract.support import wait_for
 from torch.utils.data import Dataset
 
 import minato
-from minato.device import pagelocked_rows
+from minato.device import provider
 
 from .datasets import WIDTH, Rows
 from .fake import Fake, Locker
@@ -138,7 +138,7 @@ def test_copies_do_not_cross_chunks(fake: Fake, locker: Locker) -> None:
 def test_copies_that_never_end_keep_their_lock(
     fake: Fake, locker: Locker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minato.workers.grace.STAGE", 0.05)
+    monkeypatch.setattr("minato.device.send_ahead.STAGE_SECONDS", 0.05)
     iterator = iter(minato.DataLoader(Rows(), num_workers=2, device="cuda"))
     for _ in range(6):
         last = fake.read(next(iterator)["x"])
@@ -187,12 +187,12 @@ def test_only_arena_pages_are_locked(fake: Fake, locker: Locker) -> None:
 
 
 def test_without_a_driver_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pagelocked_rows, "CUDA", "libnowhere.so.1")
-    assert pagelocked_rows.cuda_driver() is None
-    assert "no CUDA driver (libnowhere.so.1) was found" in pagelocked_rows.describe()
-    monkeypatch.setattr(pagelocked_rows, "CUDA", "libc.so.6")  # a library without these functions
-    assert pagelocked_rows.cuda_driver() is None
-    assert "cuCtxPushCurrent" in pagelocked_rows.describe()
+    monkeypatch.setattr(provider, "CUDA", "libnowhere.so.1")
+    assert provider.cuda_driver() is None
+    assert "no CUDA driver (libnowhere.so.1) was found" in provider.describe()
+    monkeypatch.setattr(provider, "CUDA", "libc.so.6")  # a library without these functions
+    assert provider.cuda_driver() is None
+    assert "cuCtxPushCurrent" in provider.describe()
 
 
 DRIVER = """
@@ -215,10 +215,10 @@ def test_the_drivers_functions_are_found(
     (tmp_path / "driver.c").write_text(DRIVER)
     library = tmp_path / "libdriver.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
-    monkeypatch.setattr(pagelocked_rows, "CUDA", str(library))
-    found = pagelocked_rows.cuda_driver()
+    monkeypatch.setattr(provider, "CUDA", str(library))
+    found = provider.cuda_driver()
     assert found is not None and found.context == 0x1234 and found.flags == 1
     assert len({*found[:4]}) == 4 and all(found[:4])
-    assert pagelocked_rows.describe().startswith("from the memory that workers wrote")
+    assert provider.describe().startswith("from the memory that workers wrote")
     ctypes.CDLL(str(library)).no_context()
-    assert pagelocked_rows.cuda_driver() is None  # torch has not initialised this thread's device
+    assert provider.cuda_driver() is None  # torch has not initialised this thread's device

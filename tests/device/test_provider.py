@@ -12,7 +12,7 @@ import torch
 
 from minato.device import provider as providers
 from minato.device.operators import differs
-from minato.device.provider import TorchProvider, provider_for, target, torchs
+from minato.device.provider import Provider, provider_for, target, torchs
 
 from .emulated import Emulated
 
@@ -77,7 +77,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def test_provider_methods_call_torch(cuda: Cuda) -> None:
     device = torch.device("cuda:1")
-    provider = TorchProvider(device, cuda)
+    provider = Provider(device, cuda)
     provider.enter()
     stream = provider.stream()
     assert stream.device == device and provider.current() == ("current", device)
@@ -97,7 +97,7 @@ def test_copies_are_made_on_the_stream_without_waiting(cuda: Cuda) -> None:
             seen.append((cuda.on, device, options))
             return "there"
 
-    provider = TorchProvider(torch.device("cuda:0"), cuda)
+    provider = Provider(torch.device("cuda:0"), cuda)
     source: Any = Source()
     assert provider.copy(source, "copies", []) == "there"
     assert seen == [("copies", torch.device("cuda:0"), {"non_blocking": True})]
@@ -111,7 +111,7 @@ def test_object_whose_to_takes_only_device(cuda: Cuda) -> None:
         def to(self, device: Any) -> Any:
             return device
 
-    assert TorchProvider(torch.device("cuda:0"), cuda).move(Simple(), waits=True) == torch.device("cuda:0")
+    assert Provider(torch.device("cuda:0"), cuda).move(Simple(), waits=True) == torch.device("cuda:0")
 
 
 def test_unlockable_memory_is_copied_pageable(
@@ -120,7 +120,7 @@ def test_unlockable_memory_is_copied_pageable(
     def refuse(*_args: Any, **_options: Any) -> Any:
         raise RuntimeError("CUDA error: out of memory")
 
-    provider = TorchProvider(torch.device("cuda:0"), cuda)
+    provider = Provider(torch.device("cuda:0"), cuda)
     tensor = torch.ones(3)
     monkeypatch.setattr(torch, "empty_like", refuse)
     assert provider.host(tensor, False) == (tensor, "pageable")
@@ -137,11 +137,11 @@ def test_operators_run_on_the_stream(cuda: Cuda, emulated: Emulated) -> None:
     started: list[int] = []
 
     class Finisher:
-        def run(self, stream: int, *job: Any) -> None:
+        def run(self, stream: int, job: Any) -> None:
             started.append(stream)
-            emulated.finisher.run(stream, *job)
+            emulated.finisher.run(stream, job)
 
-    provider = TorchProvider(torch.device("cpu"), cuda)
+    provider = Provider(torch.device("cpu"), cuda)
     provider._finisher = Finisher()  # type: ignore[assignment]
     assert differs(provider) is None and started == [4711] * 4
     made = provider.empty((2, 3), torch.int16, provider.stream())

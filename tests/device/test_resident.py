@@ -19,6 +19,7 @@ from .test_device_operators import FINISHED, MODES, PATCH, able, files, pipeline
 from minato import _ops, ops
 from minato.device import operators
 from minato.device.operators import _being_read as cases_being_read
+from minato.device.provider import Job
 
 __all__ = ["able", "files"]  # fixtures
 ON_DEVICE = ["RandBalancedCrop", *FINISHED]
@@ -235,8 +236,8 @@ def test_windows_are_read_within_their_case(emulated: Emulated) -> None:
     }.items():  # fmt: skip
         target = np.zeros((1, 1, 2, 2, 3), np.uint8)
         windows = np.array([window], np.int64)
-        emulated.finisher.run(0, 0, (1, 1), target.shape, 0, target.ctypes.data, recipes.ctypes.data,
-                              0, windows.ctypes.data, cases.ctypes.data, 1)  # fmt: skip
+        places = 0, target.ctypes.data, recipes.ctypes.data, 0, windows.ctypes.data, cases.ctypes.data
+        emulated.finisher.run(0, Job(0, (1, 1), target.shape, *places, 1))
         z, y, x = corner
         np.testing.assert_array_equal(target[0, 0], around[1, 0, z : z + 2, y : y + 2, x : x + 3])
 
@@ -244,7 +245,7 @@ def test_windows_are_read_within_their_case(emulated: Emulated) -> None:
 def test_a_source_or_windows_are_needed(emulated: Emulated) -> None:
     for more in ((), (0, 8, 1), (8, 8, 0)):
         with pytest.raises(ValueError, match="cannot finish volumes"):
-            emulated.finisher.run(0, 0, (1, 1), (1, 1, 1, 1, 1), 0, 8, 8, 0, *more)
+            emulated.finisher.run(0, Job(0, (1, 1), (1, 1, 1, 1, 1), 0, 8, 8, 0, *more))
 
 
 def test_windows_need_a_crop_of_files(files: Any) -> None:

@@ -14,7 +14,7 @@ from minato.iterators.across_iterators import memo_of
 from minato.iterators.planner import Planner
 from minato.iterators.position import Position
 from minato.options import Options
-from minato.transport.rows_or_whole import EngineTransport, SampleTransport
+from minato.transport.layouts import EngineTransport, SampleTransport
 
 
 class Loader:

@@ -48,8 +48,12 @@ def _torchvision() -> Any:
         return
     module: Any = types.ModuleType("torchvision")
     module.datasets = types.SimpleNamespace(ImageFolder=StandIn)
+    module.get_image_backend = lambda: "PIL"
+    module.transforms = types.ModuleType("torchvision.transforms")
+    module.transforms.v2 = types.ModuleType("torchvision.transforms.v2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torchvision", module)
+        patch.setitem(sys.modules, "torchvision.transforms", module.transforms)
         yield
         patch.delitem(sys.modules, "minato.ops.images", raising=False)
 

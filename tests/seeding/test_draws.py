@@ -12,8 +12,8 @@ import torch
 
 import minato
 from minato._core import Seeder
-from minato.seeding.draws import SampleSeed, sample_seed
-from minato.seeding.find_generators import make_seeder
+from minato.seeding.find_generators import Growing
+from minato.seeding.generator_states import SampleSeed, sample_seed
 
 
 def seed_of(position: int, hook: int = 0, ranks: tuple[int, int, int] | None = None) -> SampleSeed:
@@ -47,7 +47,7 @@ def states() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("ranks", [None, (2, 4, 8), (3, 0, 1)], ids=["alone", "position", "rank"])
 def test_draws_are_those_of_the_seeded_sample(ranks: tuple[int, int, int] | None) -> None:
-    seeder = make_seeder([])
+    seeder = Growing([]).seeder
     if ranks is not None:
         seeder.share(ranks)
     for position in (0, 1, 2**40):
@@ -95,7 +95,7 @@ class Seeded(torch.utils.data.Dataset[Any]):
 
 def test_seed_is_the_one_that_seed_sample_gets() -> None:
     parts = [Seeded(), Seeded()]
-    seeder = make_seeder(torch.utils.data.ConcatDataset(parts))
+    seeder = Growing(torch.utils.data.ConcatDataset(parts)).seeder
     seeder.seed(11, 2, 9)
     assert [part.seeds for part in parts] == [[seed_of(9, hook)] for hook in (0, 1)]
 

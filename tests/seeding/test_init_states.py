@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minato
-from minato.seeding import init_states as _init_states
+from minato.seeding import pitfalls
 from minato.seeding.order_generators import SYSTEMS_SEEDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.fixture(autouse=True)
 def forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing was seen yet, and the program has set no seed."""
-    monkeypatch.setattr(_init_states, "_told", False)
-    monkeypatch.setattr(_init_states, "_seen", {})
+    monkeypatch.setattr(pitfalls, "_told", False)
+    monkeypatch.setattr(pitfalls, "_seen", {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SYSTEMS_SEEDS)
         yield

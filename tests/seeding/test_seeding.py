@@ -448,7 +448,7 @@ before = now()
 import minato._core, minato.seeding.find_generators
 class Dataset:
     rng = np.random.default_rng(1)
-minato.seeding.find_generators.make_seeder(Dataset())
+minato.seeding.find_generators.Growing(Dataset())
 assert now() == before
 """
     done = programs().run(code)

@@ -25,7 +25,6 @@ from minato.seeding.find_generators import (
     NODE_LIMIT,
     Growing,
     find_all,
-    make_seeder,
 )
 
 DEADLINE_S = 120
@@ -390,7 +389,7 @@ class DuckOffering:
 @pytest.mark.parametrize("make", [Offering, DuckOffering])
 def test_root_offers_seed_sample(make: Callable[[], Any]) -> None:
     dataset = make()
-    seeder = make_seeder(dataset)
+    seeder = Growing(dataset).seeder
     seeder.seed(1, 2, 3)
     seeder.seed(1, 2, 4)
     seeder.seed(1, 2, 3)
@@ -407,7 +406,7 @@ def test_seed_sample_is_used_with_private_generators() -> None:
 def test_wrapped_datasets_offer_theirs_once() -> None:
     inner, other = Offering(), Offering()
     root = ConcatDataset([Subset(inner, [0]), Subset(inner, [1]), other])
-    make_seeder(root).seed(1, 2, 3)
+    Growing(root).seeder.seed(1, 2, 3)
     assert len(inner.seeds) == len(other.seeds) == 1
     assert inner.seeds != other.seeds
 
@@ -419,9 +418,9 @@ def test_only_datasets_inside_are_asked() -> None:
         def seed_sample(self, seed: int) -> None:
             self.seeds.append(seed)
 
-    make_seeder(Box(helper=Helper(), duck=DuckOffering())).seed(1, 2, 3)
+    Growing(Box(helper=Helper(), duck=DuckOffering())).seeder.seed(1, 2, 3)
     assert Helper.seeds == []
-    make_seeder(Helper()).seed(1, 2, 3)
+    Growing(Helper()).seeder.seed(1, 2, 3)
     assert len(Helper.seeds) == 1
 
 

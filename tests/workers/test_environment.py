@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import minato
-from minato.workers import process
+from minato.workers import zygote
 
 SAYS = "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('MKL_NUM_THREADS'))"
 
@@ -80,7 +80,7 @@ def test_worker_seeds_an_accelerator_that_it_may_use(
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: forked_after_use)
     monkeypatch.setattr(torch, "manual_seed", asked.append)
     before = torch.get_rng_state()
-    process.seed_torch(5)
+    zygote.seed_torch(5)
     torch.set_rng_state(before)
     assert asked == ([] if forked_after_use else [5])
 
@@ -91,7 +91,7 @@ def test_worker_without_accelerator_seeds_only_the_cpu(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "get_device_module", lambda: cpu)
     monkeypatch.setattr(torch, "manual_seed", None)
     before = torch.get_rng_state()
-    process.seed_torch(5)
+    zygote.seed_torch(5)
     seed = torch.initial_seed()
     torch.set_rng_state(before)
     assert seed == 5

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import minato
-from minato.workers import open_files
+from minato.workers.job import find_open_files, open_again
 
 SIZE = 4096
 CTX = multiprocessing.get_context("fork")
@@ -173,7 +173,7 @@ def test_file_locked_for_others_stays_shared(tmp_path: Path, lock: int, found: b
     with path.open() as file:
         fcntl.flock(file, lock)
         number = file.fileno()
-        assert (number in [one.descriptor for one in open_files.find()]) == found
+        assert (number in [one.descriptor for one in find_open_files()]) == found
 
 
 def test_other_descriptors_are_left_alone(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_other_descriptors_are_left_alone(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     path = os.open(tmp_path, os.O_PATH)
     try:
-        found = [one.descriptor for one in open_files.find()]
+        found = [one.descriptor for one in find_open_files()]
         assert not {*ends, folder, path, 0, 1, 2}.intersection(found)
     finally:
         for descriptor in (*ends, folder, path):
@@ -195,7 +195,7 @@ def test_unreopenable_file_is_logged(
     path.touch()
     with path.open() as file:
         monkeypatch.setattr(os, "access", lambda *_, **__: False)
-        assert file.fileno() not in [one.descriptor for one in open_files.find()]
+        assert file.fileno() not in [one.descriptor for one in find_open_files()]
     assert f"'{path}' is open in this program" in caplog.text
 
 
@@ -203,12 +203,12 @@ def test_file_replaced_since_opening_is_left_alone(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).write_text(name)
     with (tmp_path / "one").open("rb") as file:
-        [found] = [one for one in open_files.find() if one.descriptor == file.fileno()]
+        [found] = [one for one in find_open_files() if one.descriptor == file.fileno()]
         other = os.open(tmp_path / "other", os.O_RDONLY)
         os.read(other, 1)
         os.dup2(other, file.fileno())
         os.close(other)
-        open_files.open_again([found])
+        open_again([found])
         assert file.read() == b"ther"
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 import minato
 from minato.iterators.receiver import CollatesHere
-from minato.transport.rows_or_whole import SampleTransport
+from minato.transport.layouts import SampleTransport
 from minato.workers.threads import ThreadPool
 
 #: where a wait that should end at once is given up

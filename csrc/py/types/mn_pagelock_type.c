@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The functions of a driver are passed as addresses: the core is linked against none. See
- * memory/mn_pagelocks.h for what is locked, and minato/device/pagelocked_rows.py for the code that
+ * memory/mn_pagelocks.h for what is locked, and minato/device/copies.py for the code that
  * asks.
  */
 #include <errno.h>

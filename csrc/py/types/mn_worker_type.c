@@ -285,8 +285,9 @@ mn_worker_run_task(struct mn_state *st, struct mn_worker_object *o)
     if (extras == NULL) {
         return NULL;
     }
-    if (PyList_GET_SIZE(extras) != 0) {
-        return mn_task_tuple(st, t, b, Py_NewRef(Py_None), extras);
+    if (PyList_GET_SIZE(extras) != 0) { /* a failed sample may be replaced by another one */
+        PyObject *indices = o->goes_on ? load_indices(o, b) : Py_NewRef(Py_None);
+        return mn_task_tuple(st, t, b, indices, extras);
     }
     Py_DECREF(extras); /* all of it is in rows: Python has nothing left to do */
     mn_worker_finish_task(o);
@@ -566,22 +567,6 @@ worker_place(PyObject *self, PyObject *args)
     return rc < 0 ? NULL : PyBool_FromLong(rc);
 }
 
-PyDoc_STRVAR(indices_doc,
-"indices() -> (object, spares)\n\n"
-"The sampler's indices for the current batch; the last spares of them are of other samples.");
-
-static PyObject *
-worker_indices(PyObject *self, PyObject *Py_UNUSED(ignored))
-{
-    struct mn_worker_object *o = (struct mn_worker_object *)self;
-    if (!o->holding) {
-        return PyErr_Format(PyExc_RuntimeError, "no current task");
-    }
-    struct mn_block *b = mn_block_at(&o->side.shm, o->side.held.block_off);
-    PyObject *indices = load_indices(o, b);
-    return indices != NULL ? Py_BuildValue("(NI)", indices, b->spares) : NULL;
-}
-
 PyDoc_STRVAR(at_doc,
 "at(row): this row of the current batch is fetched next; named if the worker dies with it.");
 
@@ -662,7 +647,6 @@ static PyMethodDef worker_methods[] = {
     {"mark", worker_mark, METH_O, mark_doc},
     {"place", worker_place, METH_VARARGS, place_doc},
     {"parts", worker_parts, METH_NOARGS, parts_doc},
-    {"indices", worker_indices, METH_NOARGS, indices_doc},
     {"finish", worker_finish, METH_VARARGS, finish_doc},
     {NULL, NULL, 0, NULL},
 };

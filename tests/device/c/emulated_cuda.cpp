@@ -1,7 +1,7 @@
 /* A driver of CUDA devices that is none: its device is the processor.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Compiled as a library with the few functions that minato/device/finisher.py calls, and with
+ * Compiled as a library with the few functions that minato/device/provider.py calls, and with
  * the very source of the kernel. A launch runs it at once, thread after thread of block after
  * block. A test can have any function fail.
  */
