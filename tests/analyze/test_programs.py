@@ -353,7 +353,7 @@ def test_pause_studies_before_the_program_ends(tmp_path: Path) -> None:
     assert done.returncode == 0 and found["work"]["failures"] == 0, done.stdout + done.stderr
     done, found = study(tmp_path, text)
     assert "again with --pause" in done.stdout, done.stdout
-    assert ", and none could be made; sample" in done.stdout and "no sample" not in done.stdout
+    assert ", and none could be made; sample" in done.stdout and "no sample was timed" not in done.stdout
 
 
 def test_a_program_too_short_for_a_pause_is_named(tmp_path: Path) -> None:
@@ -410,23 +410,19 @@ def make():
     return Samples(), {"batch_size": 4}
 def step(batch):
     time.sleep(0.004)
-def needs(something):
-    pass
 """
     program(tmp_path, text)
     done = analyzed(tmp_path, "--anyway", "--budget", "3s", "train:make", "--step", "train:step")
     assert done.returncode == 0 and done.stdout.startswith("Limit: "), done.stderr
     found: Any = json.loads((tmp_path / "report" / "report.json").read_text())
     assert found["loader"]["dataset"] == "Samples" and found["watched"]["step"] > 0.004
-    done = analyzed(tmp_path, "train:needs")
-    assert done.returncode == 3 and "cannot be called without arguments" in done.stderr
 
 
 def test_a_factory_that_fails_shows_its_error(tmp_path: Path) -> None:
     program(tmp_path, "def make():\n    len(3)\n")
     done = analyzed(tmp_path, "train:make")
     assert done.returncode == 3 and "TypeError: object of type 'int'" in done.stderr
-    assert "train:make could not be studied" in done.stderr and "without arguments" not in done.stderr
+    assert "train:make could not be studied" in done.stderr
 
 
 def test_loader_without_a_batch_is_named(tmp_path: Path) -> None:
