@@ -294,7 +294,7 @@ def _sampler(f: Facts, rate: float, _now: float) -> Change | None:
         return None
     return Change(
         f"indices drawn once an epoch, in place of {told.name}", f.without_sampler().program_rate(rate, f.workers),
-        "another sampler", RateRequest("own", f.workers, drawn=True),
+        "another sampler", None,
         "in __iter__: draw all indices of an epoch by one call, as torch.utils.data.WeightedRandomSampler does",
         "drawn as before, by other random numbers", place=told.place,
     )  # fmt: skip

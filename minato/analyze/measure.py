@@ -399,9 +399,8 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
     costs = dict(zip(f.work.indices, f.costs))
 
     def run(what: RateRequest, repeat: int | None, learnt: bool = True) -> Rate | None:
-        g = f.without_sampler() if what.drawn else f
         what = replace(
-            what, seconds=slot * RUN_SHARE, step=g.step_alone * rows / f.batch, step_cores=g.step_cores,
+            what, seconds=slot * RUN_SHARE, step=f.step_alone * rows / f.batch, step_cores=f.step_cores,
             batch=size, length=length,
         )  # fmt: skip
         if repeat is None:

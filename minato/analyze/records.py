@@ -190,7 +190,6 @@ class RateRequest:
     open: bool = False  # what was opened stays open
     photos: bool = False  # minato.ops decodes the photos
     order: tuple[int, list[int]] | None = None  # the chain of transforms, and the order of its elements
-    drawn: bool = False  # the sampler takes no time
     persistent: bool | None = None
     worker_type: str | None = None
 
