@@ -176,13 +176,23 @@ def test_a_sitecustomize_that_is_hidden_runs(tmp_path: Path) -> None:
 # ---- programs that cannot be watched -------------------------------------------------------
 
 
-@pytest.mark.parametrize("flag", ["-I", "-E"])
-def test_python_that_ignores_its_path_is_named(flag: str, tmp_path: Path) -> None:
-    file = program(tmp_path, "print('trained')")
-    done = analyzed(tmp_path, "--", sys.executable, flag, file)
-    assert done.returncode == 3 and "trained" in done.stdout
-    assert f"{flag} makes Python ignore PYTHONPATH" in done.stderr
-    assert "import minato.analyze.watch" in done.stderr
+#: flags of Python, a program -> words of the cause
+UNWATCHED: dict[str, tuple[list[str], str, list[str]]] = {
+    **{flag: ([flag], "", [f"{flag} makes Python ignore PYTHONPATH", "import minato.analyze.watch"]) for flag in ("-I", "-E")},
+    "no torch": ([], "print('no torch')", ["did not import torch"]),
+    "no loader": ([], "import torch.utils.data\nraise SystemExit(5)", ["imported torch", "status 5"]),
+    "no batch": (
+        [], SLEEPS.replace("time.sleep(0.002)", "raise SystemExit(7)") + "main()",
+        ["status 7", "the loader of Samples (", "num_workers=0) delivered no batch"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNWATCHED)
+def test_program_that_cannot_be_watched_exits_three(what: str, tmp_path: Path) -> None:
+    flags, text, words = UNWATCHED[what]
+    done = analyzed(tmp_path, "--", sys.executable, *flags, program(tmp_path, text))
+    assert done.returncode == 3 and [each for each in words if each not in done.stderr] == []
+    assert ("status" in done.stderr) == ("SystemExit" in text)
 
 
 def test_first_line_watches_where_path_is_ignored(tmp_path: Path) -> None:
@@ -190,16 +200,6 @@ def test_first_line_watches_where_path_is_ignored(tmp_path: Path) -> None:
     file = program(tmp_path, first + SLEEPS + "main()")
     done = analyzed(tmp_path, "--anyway", "--budget", "3s", "--", sys.executable, "-I", file)
     assert done.returncode == 0 and done.stdout.startswith("Limit: "), done.stderr
-
-
-@pytest.mark.parametrize("text, words", [
-    ("print('no torch')", "did not import torch"),
-    ("import torch.utils.data\nraise SystemExit(5)", "imported torch"),
-])  # fmt: skip
-def test_a_program_without_a_loader_exits_three(text: str, words: str, tmp_path: Path) -> None:
-    done = analyzed(tmp_path, "--", sys.executable, program(tmp_path, text))
-    assert done.returncode == 3 and words in done.stderr
-    assert ("status 5" in done.stderr) == ("SystemExit" in text)
 
 
 def test_a_program_without_a_batch_is_reported(tmp_path: Path) -> None:
@@ -423,13 +423,6 @@ def test_a_factory_that_fails_shows_its_error(tmp_path: Path) -> None:
     done = analyzed(tmp_path, "train:make")
     assert done.returncode == 3 and "TypeError: object of type 'int'" in done.stderr
     assert "train:make could not be studied" in done.stderr
-
-
-def test_loader_without_a_batch_is_named(tmp_path: Path) -> None:
-    text = SLEEPS.replace("time.sleep(0.002)", "raise SystemExit(7)") + "main()"
-    done = analyzed(tmp_path, "--", sys.executable, program(tmp_path, text))
-    assert done.returncode == 3 and "status 7" in done.stderr
-    assert "the loader of Samples (" in done.stderr and "num_workers=0) delivered no batch" in done.stderr
 
 
 def volumes(folder: Path) -> None:
