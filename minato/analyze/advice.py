@@ -12,7 +12,7 @@ from ..text import counted, format_bytes, format_rate, format_seconds
 from .codecs import CHEAP, CLOSE, LOSS, QUALITY, codec_rows
 from .facts import (
     BARELY, OTHERS, WORTH, Facts, fit_scaling, is_uneven, measured_gain, rate_with_step,
-    reading_stages, scheduling_gain, slow_share, virtual_rate,
+    reading_stages, scheduling_gain, slow_share, virtual_gain, virtual_rate,
 )  # fmt: skip
 from .recode import SUFFIXES, Settings
 from .records import Change, Limit, Move, RateRequest, Report, StageTimes, format_place
@@ -46,16 +46,14 @@ COPIES = 4e9
 CACHED = 0.5
 #: what opens objects that a check cannot keep open: they are of C, and may be closed
 UNCHECKED = ("mmap.mmap", "lmdb.open")
-#: transforms by their class, and the operator of minato.ops that does the same in C
+#: transforms by their class, and the operator of minato.ops that does the same in C; MONAI's for
+#: dictionaries have a "d" at the end of their names
 TWINS = {
-    "RandFlip": "RandFlip", "RandFlipd": "RandFlip", "RandomFlip": "RandFlip",
-    "RandBalancedCrop": "RandBalancedCrop", "RandCropByPosNegLabeld": "RandBalancedCrop",
-    "RandSpatialCrop": "RandCrop", "RandSpatialCropd": "RandCrop", "Cast": "Cast",
-    "CastToType": "Cast", "CastToTyped": "Cast", "RandBrightness": "RandScaleIntensity",
-    "RandScaleIntensity": "RandScaleIntensity", "RandScaleIntensityd": "RandScaleIntensity",
+    "RandFlip": "RandFlip", "RandomFlip": "RandFlip", "RandBalancedCrop": "RandBalancedCrop",
+    "RandCropByPosNegLabel": "RandBalancedCrop", "RandSpatialCrop": "RandCrop", "Cast": "Cast", "CastToType": "Cast",
+    "RandBrightness": "RandScaleIntensity", "RandScaleIntensity": "RandScaleIntensity",
     "GaussianNoise": "RandGaussianNoise", "RandGaussianNoise": "RandGaussianNoise",
-    "RandGaussianNoised": "RandGaussianNoise", "NormalizeIntensity": "Normalize",
-    "NormalizeIntensityd": "Normalize", "SpatialPad": "Pad", "SpatialPadd": "Pad",
+    "NormalizeIntensity": "Normalize", "SpatialPad": "Pad",
 }  # fmt: skip
 
 
@@ -64,27 +62,16 @@ TWINS = {
 
 def limit(f: Facts) -> Limit:
     """The kind of the limit, and the sentence that is the first line of the answer."""
-    wait, study = f.watched.wait, f.report.unstudied
+    wait, why = f.watched.wait, "too little of it was measured to say why"
     if found := _find_limit(f):
         return Limit(found[0], f"Limit: {KINDS[found[0]]}. {found[1]}")
     if wait is None:
         return Limit("unknown", f"Limit: {KINDS['unknown']}. Too little was measured to say.")
-    why = ", and too little of it was measured to say why"
-    if study:
-        why = f", and its samples were not studied, because {study}"
+    if f.report.unstudied:
+        why = f"its samples were not studied, because {f.report.unstudied}"
     elif f.work.failed and not f.costs:
-        why = ", and what it waits for is not known: " + (
-            "its files were gone when it had ended. Run it again with --pause, which studies it before that"
-            if files_went(f) else "no sample could be made in the study"
-        )
-    return Limit("unknown", f"Limit: {KINDS['unknown']}. The program waits for data {wait:.0%} of its time{why}.")
-
-
-def files_went(f: Facts) -> bool:
-    """Whether samples failed because the program had removed their files at its end. A socket to a
-    server that has gone is another matter: its error has no path."""
-    failed = (f.work.failed or [""])[0]
-    return bool(re.search("FileNotFoundError.*: '", failed)) and "--pause" not in f.report.machine.argv
+        why = "no sample could be made in the study"
+    return Limit("unknown", f"Limit: {KINDS['unknown']}. The program waits for data {wait:.0%} of its time, and {why}.")
 
 
 def _find_limit(f: Facts) -> tuple[str, str] | None:
@@ -126,8 +113,7 @@ def _find_limit(f: Facts) -> tuple[str, str] | None:
     reads = sorted((s for s in f.stages if s.label in labels), key=lambda s: -s.seconds)
     waits = sum(max(0.0, s.seconds - s.cpu) for s in reads)
     if waits >= 0.5 * f.mean:
-        got = f" The loader gets {format_rate(rate)} samples/s." if rate else ""
-        return "storage", f"A sample waits {waits / f.mean:.0%} of its time for reads ({reads[0].label}).{got}"
+        return "storage", f"A sample waits {waits / f.mean:.0%} of its time for reads ({reads[0].label})."
     # joining samples takes longer than making them, and is most of handing them over
     collate = f.collate
     if collate > f.mean and not (f.workers and 1 / f.hands_over > 2 * collate / min(f.workers, f.cores)):
@@ -140,18 +126,13 @@ def _find_limit(f: Facts) -> tuple[str, str] | None:
     gain = (f.rate(f.own, f.cores) or 0.0) / rate if rate and f.workers < f.cores else 0.0
     one_stage = share >= 0.6 and label not in ("__getitem__ itself", "__iter__ itself")
     if gain >= (1.5 if one_stage else 1.2):
-        have = f"There {'is' if f.workers == 1 else 'are'} {counted(f.workers, 'worker')}"
         return "workers", (
-            f"{have if f.workers else 'The program makes samples itself (num_workers=0)'}, and {f.cores} workers make "
-            f"{gain:.2g} times as many samples. {share:.0%} of a sample is {label}."
+            f"With num_workers={f.cores} the loader makes {gain:.2g} times as many samples as with num_workers="
+            f"{f.workers}. {share:.0%} of a sample is {label}."
         )
     if f.cpu_share > 0.6 and f.workers >= f.cores and not one_stage:
-        every = {1: "it", 2: "both of them"}.get(f.cores, f"all {f.cores} of them")
-        return "cores", f"Workers keep {every} busy; {share:.0%} of a sample is {label}."
-    makers = f"{f.workers} worker{'s make' if f.workers > 1 else ' makes'} them"
-    if not f.workers:
-        makers = "the program makes its samples itself (num_workers=0)"
-    return "work", f"{share:.0%} of it is {label}; {makers}, on {f.cores} cores."
+        return "cores", f"Workers keep {counted(f.cores, 'core')} busy; {share:.0%} of a sample is {label}."
+    return "work", f"{share:.0%} of it is {label}, with num_workers={f.workers} on {counted(f.cores, 'core')}."
 
 
 def step_lacks_cores(f: Facts) -> bool:
@@ -296,33 +277,14 @@ def candidates(f: Facts) -> tuple[list[Change], list[str]]:
 
 
 def _paste_for(f: Facts, paste: str) -> str:
-    """The line to paste where a library makes the loader, or calls the function that does."""
+    """The line to paste. Where a library makes the loader, or calls the function that does, the page of
+    recipes says where the library takes it."""
     maker, kind = f.loader.get("maker"), f.loader["class"]
-    place = f.report.place
-    if maker == "transformers":
-        if own := re.match(r"(?:from minato import DataLoader  # and )?((?:worker_type|cache)=\S+)", paste):
-            return (
-                f"return minato.DataLoader(self.train_dataset, {f.batch}, shuffle=True, num_workers={f.workers}, "
-                f"collate_fn=self.data_collator, {own[1]})  # in get_train_dataloader() of a subclass of Trainer"
-            )
-        paste = re.sub(r"\b((?:num_workers|persistent_workers)=\w+)", r"TrainingArguments(dataloader_\1)", paste)
-        if "Sampler(" in paste:
-            return f"{paste}; return it from _get_train_sampler() of a subclass of Trainer"
-        before = "the Trainer is made"
-    elif maker == "accelerate":
-        install = "minato.integrations.accelerate.install()  # before accelerator.prepare(), and"
-        return re.sub(r"^(from minato import DataLoader)(  # and)?", rf"{install} \1;", paste).rstrip(";")
-    elif maker in ("lightning", "pytorch_lightning"):
-        of_loader = re.match("num_workers|persistent_workers|worker_type|cache|from minato", paste)
-        if not of_loader or not place:
-            return paste
-        return f"{paste}{';' if '#' in paste else '  #'} of the loader in {place[2]}()"
-    elif maker or not kind.startswith(("torch.", "torchdata.", "minato.", "DataLoader")):
-        before = f"{maker or kind} makes the loader"
-    else:
+    own = not maker and kind.startswith(("torch.", "torchdata.", "minato.", "DataLoader"))
+    if own or not re.match("num_workers|persistent_workers|worker_type|cache|from minato import DataLoader", paste):
         return paste
-    return re.sub(r"^from minato import DataLoader(  # and)?",
-                  lambda found: f"minato.patch_torch()  # before {before}{'; and' if found[1] else ''}", paste)  # fmt: skip
+    paste = paste.replace("from minato import DataLoader", "minato.patch_torch()")
+    return f"{paste}{';' if '#' in paste else '  #'} docs/recipes.md says how with {maker or kind}"
 
 
 def _sampler(f: Facts, rate: float, _now: float) -> Change | None:
@@ -330,12 +292,10 @@ def _sampler(f: Facts, rate: float, _now: float) -> Change | None:
     told = f.report.sampler
     if told is None or slow_sampler(f) is None:
         return None
-    paste = "in __iter__: draw all indices of an epoch by one call on whole arrays, and yield them"
-    if told.draws:
-        paste = "torch.utils.data.WeightedRandomSampler(weights, num_samples)  # draws all indices of an epoch at once"
     return Change(
         f"indices drawn once an epoch, in place of {told.name}", f.without_sampler().program_rate(rate, f.workers),
-        "another sampler", RateRequest("own", f.workers, drawn=True), paste,
+        "another sampler", None,
+        "in __iter__: draw all indices of an epoch by one call, as torch.utils.data.WeightedRandomSampler does",
         "drawn as before, by other random numbers", place=told.place,
     )  # fmt: skip
 
@@ -356,18 +316,15 @@ def _more_workers(f: Facts, rate: float, now: float) -> Change | str | None:
         target = max(f.workers + 1, next(enough, most))
         note = f"extrapolated{counts}" if target > max(f.scaling()) else ""
     elif f.workers >= target:
-        taken = f", of which the step uses {round(busy)}" if round(busy) else ""
         return (
-            f"more workers: there are {f.workers} for {f.cores} cores{taken}, and samples compute for "
-            f"{f.cpu_share:.0%} of their time"
+            f"more workers: there are {f.workers} for {f.cores} cores, of which the step uses {round(busy)}, and "
+            f"samples compute for {f.cpu_share:.0%} of their time"
         )
     # the fit is of workers alone: from none to one is no step on its curve
     faster = fit(target)
     if is_uneven(f.costs) and f.workers:  # of which a short measurement has more or fewer slow samples
         faster = rate * virtual_rate(f, target, f.balanced) / virtual_rate(f, f.workers, f.balanced)
     predicted = f.program_rate(faster, target)
-    if predicted < WORTH * now and slow_sampler(f) is not None:
-        return "more workers: the sampler runs in the program's own process, however many there are"
     if predicted < WORTH * now:
         return f"{target} workers: predicted {predicted / now:.2f} times{counts}"
     data = "unchanged"
@@ -389,16 +346,10 @@ def _minato(f: Facts, rate: float, _now: float) -> Change | str | None:
     if f.own == "minato" or f.workers == 0:
         return None
     measured = measured_gain(f, f.workers)
-    if f.workers < 2 and (measured is None or measured < WORTH):
-        return "minato's scheduling: one worker has nothing to share"
-    gain = scheduling_gain(f, f.workers)
-    if gain < WORTH and measured:
-        return f"minato's loader: measured {gain:.2f} times with {f.workers} workers"
+    gain = measured or (virtual_gain(f, f.workers) if f.workers > 1 else 1.0)  # one worker has nothing to share
     if gain < WORTH:
-        return (
-            f"minato's scheduling: {gain:.2f} times in a simulation with the measured costs "
-            f"(the slowest sample takes {slow_share(f.costs)[2]:.1f} times the median)"
-        )
+        how = "measured" if measured else "in a simulation with the measured costs"
+        return f"minato's loader: {how} {gain:.2f} times with {counted(f.workers, 'worker')}"
     return Change(
         "minato.DataLoader in place of torch's", _minato_rate(f, rate, gain, f.workers), "one import",
         RateRequest("minato", f.workers), "from minato import DataLoader",
@@ -505,9 +456,7 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
     close = [row for row in good if row.rate * CLOSE >= best]
     least = min(row.cpu or row.decode for row in close)  # else cores that are busy would undo the gain
     cheap = [row for row in close if (row.cpu or row.decode) <= CHEAP * least]
-    # a program may look for files by their suffix
-    same = [row for row in cheap if set(told.suffixes) <= set(SUFFIXES[row.format])]
-    row = max(same or cheap, key=lambda row: row.psnr or math.inf)
+    row = max(cheap, key=lambda row: row.psnr or math.inf)
     predicted = f.cheaper_rate(row.rate / rate)
     what = f"images as {row.name}" + (f", shorter side {told.size}" if told.size else "")
     if predicted < WORTH * now:
@@ -518,9 +467,9 @@ def _codec(f: Facts, rate: float, now: float) -> Change | str | None:
     given += ["--size", str(told.size)] if told.size else []
     given += ["--lossy"] if told.lossless and (row.format != "png" or told.size) else []
     codec = Settings(row.format, row.quality, told.size)
-    effort = f"a copy of the folder, {told.rows[0].bytes / row.bytes:.1f} times smaller"
+    smaller = f"{told.rows[0].bytes / row.bytes:.1f} times smaller"
     return Change(
-        what, predicted, effort if same else f"{effort}, whose files end in {SUFFIXES[row.format][0]}",
+        what, predicted, f"a copy of the folder, {smaller}, whose files end in {SUFFIXES[row.format][0]}",
         None if f.loader.get("iterable") else RateRequest("own", f.workers, codec=codec),
         f"minato recode {shlex.join(given)}", "shrunk, nothing else" if row.psnr is None else
         f"changed, {row.psnr:.1f} dB, worst image {row.worst:.1f} dB",
@@ -575,9 +524,10 @@ def _twins(f: Facts) -> list[Change]:
     found = {}
     for stage in f.stages:
         name = stage.label.partition("(")[2].rstrip(")")
-        if stage.kind == "transform" and name in TWINS and f.share(stage) > 0.05:
-            found[name] = f.share(stage)
-    names = ", ".join(f"{name} -> minato.ops.{TWINS[name]}" for name in found)
+        twin = TWINS.get(name) or TWINS.get(name.removesuffix("d"))
+        if stage.kind == "transform" and twin and f.share(stage) > 0.05:
+            found[f"{name} -> minato.ops.{twin}"] = f.share(stage)
+    names = ", ".join(found)
     return [Change(
         f"native operators ({names})", None, f"rewrite {sum(found.values()):.0%} of a sample's time",
         data="other random numbers", note="not predicted: their speed depends on sizes",
@@ -592,9 +542,8 @@ def _kept_workers(f: Facts, now: float) -> list[Change]:
         return []
     epoch = f.epoch_samples / rate
     gain = epoch / max(epoch - f.start_alone, 0.1 * epoch)  # workers that stay make a first batch, too
-    once = "one loader for all epochs, " if f.watched.objects > 1 else ""
     return [Change(
-        f"{once}persistent_workers=True", now * gain, "one argument" + (", and where the loader is made" if once else ""),
+        "persistent_workers=True", now * gain, "one argument, of one loader for all epochs",
         RateRequest("own", f.workers, persistent=True) if known and not f.unforked else None,
         "persistent_workers=True", note=f"workers start anew in each epoch: {f.start:.2g} s",
     )] if gain >= WORTH else []  # fmt: skip

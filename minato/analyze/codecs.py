@@ -28,13 +28,11 @@ from .records import CodecRow, Codecs, Request
 from .stages import seed_generators
 from .work import clock, is_iterable, sample_maker, sample_makers, time_in_turns
 
-#: what is tried, in this order; raw has no header to speak of, and is only compared
+#: what is tried, in this order, before raw, which has no header to speak of and is only compared
 TRIED = (
-    ("jpeg 95", Settings("jpeg", 95)), ("jpeg 85", Settings("jpeg", 85)),
-    ("jpeg 75", Settings("jpeg", 75)), ("jpeg 50", Settings("jpeg", 50)),
-    ("webp 85", Settings("webp", 85)), ("webp 75", Settings("webp", 75)), ("png", Settings("png", None)), ("raw", None),
+    *(Settings("jpeg", quality) for quality in (95, 85, 75, 50)),
+    Settings("webp", 85), Settings("webp", 75), Settings("png", None),
 )  # fmt: skip
-AS_IT_IS = "as it is"
 #: images that are encoded at most, and seconds that a check may encode
 IMAGES_MOST, ENCODE_S = 64, 4.0
 #: images are shrunk where the pipeline needs less than this share of their shorter side
@@ -172,20 +170,18 @@ class _Row:
         self.name, self.settings = name, settings
         self.bytes: list[int] = []
         self.decode: list[float] = []
-        self.psnr: list[tuple[float, str]] = []
+        self.psnr: list[float] = []
         self.costs: list[tuple[float, float]] = []
         self.files: dict[str, str] = {}
         self.error = ""
 
     def summary(self) -> CodecRow:
-        finite = [each for each in self.psnr if math.isfinite(each[0])]
-        worst = min(finite, default=None)
+        finite = [each for each in self.psnr if math.isfinite(each)]
         wall, cpu = map(_mean, zip(*self.costs)) if self.costs else (None, None)
         return CodecRow(
             self.name, _mean(self.bytes) or 0.0, _mean(self.decode) or 0.0,
             self.settings.format if self.settings else "", self.settings.quality if self.settings else None,
-            _mean([each[0] for each in finite]), worst and worst[0], worst[1] if worst else "", len(self.costs),
-            self.error, wall, cpu or 0.0,
+            _mean(finite), min(finite, default=None), self.error, wall, cpu or 0.0,
         )  # fmt: skip
 
 
@@ -206,19 +202,18 @@ def measure(request: Request, loader: Any) -> Codecs:
     paths = dict.fromkeys(path for _, paths in sampled for path in paths)
     result = Codecs(files=len(paths), containers=openers.containers)
     openers.seen.clear()
-    rows = [_Row(AS_IT_IS, None), *(_Row(name, settings) for name, settings in TRIED)]
+    tried = [_Row(f"{settings.format} {settings.quality or ''}".rstrip(), settings) for settings in TRIED]
+    rows = [_Row("as it is", None), *tried, _Row("raw", None)]
     images = {path: found for path in paths if (found := load_photo(path)) is not None}
     if not images:
         return result
     result.skipped = result.files - len(images)
-    result.short = statistics.fmean(min(photo.image.size) for photo, _ in images.values())
     result.per_sample = sum(p in images for _, ps in sampled for p in ps) / len(sampled)
     # pixels of the shorter side that the first resize of a sample leaves, if clearly less than there are
     shorter = {path: min(photo.image.size) for path, (photo, _) in images.items()}
     most = max(min(1.0, max(sizes[path])) * side for path, side in shorter.items())
     if 0 < most < SHRINK * statistics.median(shorter.values()):
         result.size = math.ceil(most - 1e-6)
-    result.suffixes = sorted({os.path.splitext(path)[1].lower() for path in images})
     result.lossless = any(photo.lossless for photo, _ in images.values())
     result.folder = os.path.commonpath([os.path.dirname(path) for path in images])
     within = clock() + 0.6 * (end - clock())
@@ -233,7 +228,7 @@ def measure(request: Request, loader: Any) -> Codecs:
             again, once = decode(content)
             row.bytes.append(len(content))
             row.decode.append(min(once, decode(content)[1]))
-            row.psnr.append((psnr(image, again), path))
+            row.psnr.append(psnr(image, again))
             row.files[path] = file_in_memory(content)
         result.images = number + 1
     if not is_iterable(loader):

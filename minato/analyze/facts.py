@@ -29,8 +29,8 @@ BY_EVENTS = "events on the device"
 OTHERS = 0.25
 #: seconds that are no wait yet, but what clocks and caches do
 BARELY = 50e-6
-#: batches that minato may be ahead of the trainer, in torch's windows
-AHEAD = 8
+#: batches of a simulation, and those that minato may be ahead of the trainer, in torch's windows
+SIMULATED, AHEAD = 400, 8
 #: samples are uneven where the slowest twentieth takes this share of the time ...
 SLOW_SHARE = 0.25
 #: ... and one of them as often the median
@@ -47,10 +47,10 @@ def watch_facts(told: Told, others: float = 0.0) -> Watched:
     if not told.loader.get("batched", True):
         batch = 1  # what the dataset gives is one sample, whatever it holds
     found = Watched(
-        told.batches, len(used), batch, shapes=told.shapes, objects=told.objects,
+        told.batches, len(used), batch, shapes=told.shapes,
         bytes=statistics.median(size for _, size in told.sizes) if rows else 0,
         start=statistics.fmean(told.starts[1:] or told.starts) if told.starts else None,
-        starts=max(told.started, len(told.starts)), whole=max(0, len(told.whole) - 1),
+        starts=max(told.started, len(told.starts)),
     )  # fmt: skip
     if not used:
         return found
@@ -331,22 +331,20 @@ def virtual_rate(f: Facts, workers: int, balanced: bool) -> float:
 
 
 def simulate_rate(
-    costs: Sequence[float], batch: int, workers: int, prefetch: int, step: float = 0.0,
-    balanced: bool = False, batches: int = 400, epoch: int = 0,
+    costs: Sequence[float], batch: int, workers: int, prefetch: int, balanced: bool = False, epoch: int = 0
 ) -> float:
     """The rate of a loader in virtual time, of samples with these costs again and again. Balanced may be
-    further ahead behind a slow sample. epoch: batches of one; 0 where the next one begins early."""  # fmt: skip
-    workers = max(1, workers)
-    if epoch >= batches:
-        epoch = 0
+    further ahead behind a slow sample. epoch: batches of one; 0 where the next one begins early."""
+    workers, batches = max(1, workers), SIMULATED
+    epoch = epoch if epoch < batches else 0
     if epoch:
         batches = epoch * math.ceil(batches / epoch)
     got = simulate_loader(
         lambda _worker, n: costs[n % len(costs)], batches * batch, batch, workers,
-        prefetch * workers * (AHEAD if balanced else 1), balanced, step, epoch,
+        prefetch * workers * (AHEAD if balanced else 1), balanced, epoch=epoch,
     )  # fmt: skip
     skipped = 0 if epoch else min(workers, batches // 4)
-    seconds = got[-1] + step - (got[skipped - 1] if skipped else 0.0)
+    seconds = got[-1] - (got[skipped - 1] if skipped else 0.0)
     return (batches - skipped) * batch / max(seconds, 1e-12)
 
 

@@ -94,7 +94,7 @@ def _measure(to: socket.socket, request: Request, loader: Any, program: int) -> 
         _core.die_with_parent(True)
         if os.getppid() == keeper:
             own_files.protect(way, folder, theirs)
-            run(request, loader, lambda found: send(to, asdict(found)))
+            run(request, loader, lambda found: send(to, {"kind": type(found).__name__.lower(), **asdict(found)}))
 
     pid = fork(measure)
     with contextlib.suppress(OSError):

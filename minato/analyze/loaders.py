@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import itertools
-import re
 import threading
 import time
 from array import array
@@ -51,7 +49,7 @@ def rate(given: Request, loader: Any) -> Rate:
     pace = _Pace(workers, length, ahead)
     began = clock()
     iterator = iter(made)
-    first: float | None = None
+    first: float | None = None  # seconds until the first batch
     usage: Usage | None = None
     warm, since = 0, 0.0
 
@@ -88,9 +86,8 @@ def rate(given: Request, loader: Any) -> Rate:
             )
     usual, ends = pace.batch(), pace.ends
     return Rate(
-        request.loader, workers, pace.samples / pace.batches / usual if usual > 0 else 0.0, first, pace.end(),
-        pace.again / ends if ends else None, pace.batches, pace.samples, pace.seconds, pace.inside,
-        usage=usage.summary(pace.samples),
+        request.loader, workers, pace.samples / pace.batches / usual if usual > 0 else 0.0, pace.end(),
+        pace.again / ends if ends else None, pace.batches, pace.samples, usage=usage.summary(pace.samples),
     )  # fmt: skip
 
 
@@ -100,7 +97,6 @@ def _whole_epochs(made: Any, request: RateRequest) -> Rate:
     batches = _order_of(made)
     assert batches is not None
     length, samples, count, seconds = batches.length, 0, 0, 0.0
-    first: float | None = None
     if made.persistent_workers:  # they have started
         batches.length = min(length, request.workers)
         for _ in made:
@@ -110,13 +106,12 @@ def _whole_epochs(made: Any, request: RateRequest) -> Rate:
     while seconds < 0.5 * request.seconds:
         began = clock()
         for _ in made:
-            first = clock() - began if first is None else first
             samples, count = samples + batches.sizes.popleft(), count + 1
             consume(request.step, request.step_cores)
         seconds += clock() - began
     return Rate(
-        request.loader, request.workers, samples / seconds, first, batches=count, samples=samples, seconds=seconds,
-        epoch=length, usage=usage.summary(samples),
+        request.loader, request.workers, samples / seconds, batches=count, samples=samples, epoch=length,
+        usage=usage.summary(samples),
     )  # fmt: skip
 
 
@@ -132,7 +127,7 @@ class _Pace:
         self.stride = self.firsts + (min(ahead, max(0, length // 2 - self.firsts)) if length else ahead)
         self.number = 0  # batches of this epoch
         self.batches = self.samples = self.ends = self.middle = 0
-        self.seconds = self.inside = self.between = self.again = 0.0
+        self.seconds = self.between = self.again = 0.0
         self.beginning = False  # an epoch has begun, and its first batches are not all there
         self.partial: list[float] = []
 
@@ -145,7 +140,7 @@ class _Pace:
         epoch has no more batches to begin."""
         self.number += 1
         self.batches, self.samples = self.batches + 1, self.samples + samples
-        self.seconds, self.inside = self.seconds + took, self.inside + inside
+        self.seconds += took
         if self.beginning:
             self.again += inside if self.number == 1 else 0.0
             if self.number == self.firsts:
@@ -196,13 +191,8 @@ def sampler(request: Request, loader: Any) -> Sampler | None:
             seconds += more * (times[-1] - times[1]) / (len(counts) - 2)
             samples += more * (samples - counts[1]) / (len(counts) - 2)
     code = getattr(getattr(type(named), "__iter__", None), "__code__", None)
-    source = ""
-    with contextlib.suppress(Exception):
-        source = inspect.getsource(type(named))
-    return Sampler(
-        type(named).__qualname__, seconds / samples, (code.co_filename, code.co_firstlineno) if code else None,
-        bool(re.search(r"\b(choices?|multinomial)\(", source)),
-    )  # fmt: skip
+    place = (code.co_filename, code.co_firstlineno) if code else None
+    return Sampler(type(named).__qualname__, seconds / samples, place)
 
 
 def rebuild(loader: Any, request: RateRequest) -> Any:

@@ -258,7 +258,6 @@ def _measure_rates(study: Study, found: Report, f: Facts, seconds: float) -> Non
         return
     if size is not None:
         study.note(f"loaders were measured with batches of {size}, so that some fit the budget")
-    found.studied_batch = size
     length = epoch_batches(f, size)
     for number, (kind, workers) in enumerate(wanted):
         study.progress.show(f"{kind}'s loader, {workers} workers", 0.45 + 0.3 * number / len(wanted))
@@ -400,9 +399,8 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
     costs = dict(zip(f.work.indices, f.costs))
 
     def run(what: RateRequest, repeat: int | None, learnt: bool = True) -> Rate | None:
-        g = f.without_sampler() if what.drawn else f
         what = replace(
-            what, seconds=slot * RUN_SHARE, step=g.step_alone * rows / f.batch, step_cores=g.step_cores,
+            what, seconds=slot * RUN_SHARE, step=f.step_alone * rows / f.batch, step_cores=f.step_cores,
             batch=size, length=length,
         )  # fmt: skip
         if repeat is None:
@@ -450,7 +448,6 @@ def check_changes(study: Study, found: Report, seconds: float) -> None:
         enter_check(change, now, [(a.program, b.program) for a, b in zip(runs[0], results) if a and b])
         change.samples = sum(result.samples for result in results if result)
     if first is not None:
-        changes[0].first_epoch = first
         changes[0].note = (
             f"from the second epoch on; {first:.2f} times in the first one, in which it learns what "
             "samples cost"

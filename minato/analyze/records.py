@@ -91,10 +91,8 @@ class Cacheable:
 class Work:
     """The time of samples: (wall, CPU) of each."""
 
-    kind: str = "work"
     costs: list[tuple[float, float]] = field(default_factory=list)
     indices: list[str] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
     merged: bool = False  # clocks cost too much, so some stages are one
     stages: list[StageTimes] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -103,7 +101,6 @@ class Work:
     #: files that samples read, and those of them that the program wrote while it was watched
     files: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    bytes: float = 0.0
     kept_open: float | None = None  # seconds of a sample where files stay open that each sample opens again
     cache: Cacheable | None = None
     no_cache: str = ""
@@ -139,7 +136,6 @@ class Contention:
     threads: Threads | None = None
     locks: list[str] = field(default_factory=list)  # paths of locks that processes share
     usage: Used | None = None
-    kind: str = "contend"
 
 
 @dataclass
@@ -159,18 +155,15 @@ class Storage:
     median: float = 0.0
     cold: bool = False
     rates: list[Reads] = field(default_factory=list)
-    kind: str = "storage"
 
 
 @dataclass
 class Sampler:
-    """The program's own sampler. draws: it calls a function that draws by weights."""
+    """The program's own sampler."""
 
     name: str
     seconds: float
     place: Place | None = None
-    draws: bool = False
-    kind: str = "sampler"
 
 
 @dataclass
@@ -197,7 +190,6 @@ class RateRequest:
     open: bool = False  # what was opened stays open
     photos: bool = False  # minato.ops decodes the photos
     order: tuple[int, list[int]] | None = None  # the chain of transforms, and the order of its elements
-    drawn: bool = False  # the sampler takes no time
     persistent: bool | None = None
     worker_type: str | None = None
 
@@ -221,13 +213,11 @@ class At:
     """The sample that begins."""
 
     index: str
-    kind: str = "at"
 
 
 @dataclass
 class Failed:
     error: str
-    kind: str = "failed"
 
 
 @dataclass
@@ -237,19 +227,15 @@ class Rate:
     loader: str = ""
     workers: int = 0
     rate: float = 0.0
-    #: seconds until the first batch, that an epoch's end costs, and until the next one's first batch
-    first: float | None = None
+    #: seconds that an epoch's end costs, and until the next one's first batch
     end: float | None = None
     again: float | None = None
     batches: int = 0
     samples: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
     epoch: int = 0  # batches of an epoch, where whole epochs were run
     usage: Used | None = None
     program: float = 0.0  # of a check: the rate of the program
     change: str | None = None
-    kind: str = "rate"
 
 
 @dataclass
@@ -263,8 +249,6 @@ class CodecRow:
     quality: int | None = None
     psnr: float | None = None
     worst: float | None = None
-    worst_file: str = ""
-    samples: int = 0
     error: str = ""
     wall: float | None = None  # of a sample; None where none was timed
     cpu: float = 0.0
@@ -281,13 +265,10 @@ class Codecs:
     containers: int = 0
     #: pixels of the shorter side that the pipeline needs, where that is less than there are
     size: int | None = None
-    short: float | None = None
     skipped: int = 0
     folder: str = ""
-    suffixes: list[str] = field(default_factory=list)
     lossless: bool = False
     per_sample: float = 1.0
-    kind: str = "codecs"
 
 
 @dataclass
@@ -313,10 +294,8 @@ class Move:
 
 @dataclass
 class Orders:
-    chains: int = 0
     moves: list[Move] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    kind: str = "orders"
 
 
 @dataclass
@@ -341,8 +320,6 @@ class Watched:
     bytes: float = 0
     start: float | None = None
     starts: int = 0
-    whole: int = 0
-    objects: int = 1
 
 
 @dataclass
@@ -384,7 +361,6 @@ class Change:
     bound: float = 0.0  # of the prediction's error, as a share
     settled: bool | None = None
     samples: int = 0
-    first_epoch: float | None = None  # times as fast in the epoch in which it learns costs
 
 
 @dataclass
@@ -408,7 +384,6 @@ class Report:
     sampler: Sampler | None = None
     contend: Contention | None = None
     rates: list[Rate] = field(default_factory=list)
-    studied_batch: int | None = None
     codecs: Codecs | None = None
     orders: Orders | None = None
     paced: Rate | None = None  # the program's own loader with its step

@@ -30,9 +30,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from .records import StageTimes
-from .watch import QueueClock, write_nothing
+from .watch import QueueClock, find_place, write_nothing
 
 READ, DECODE, TRANSFORM, LOCK, CALL, OPEN = "read", "decode", "transform", "lock", "call", "open"
 #: a function with such a name reads, whatever it reads from
@@ -70,7 +71,6 @@ OBJECTS = 20_000
 ELEMENTS = 64
 _ELSEWHERE = (types.FunctionType, types.BuiltinFunctionType, logging.Logger, io.TextIOWrapper)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type, types.ModuleType)
-_STDLIB = os.path.dirname(os.__file__) + os.sep
 _CONNECT, _MMAP = sqlite3.connect, mmap.mmap
 
 
@@ -161,7 +161,7 @@ class Clocks(Stopwatch):
             if kind == OPEN and any(self.stages[above].kind == OPEN for above, _ in self._stack):
                 kind = CALL  # a part of what opens
             reads = kind == READ or kind == CALL and bool(_READS.search(label))
-            stage = self.stages[label] = StageTimes(label, kind, reads, calls=0, place=_find_caller(), order=len(self.stages))
+            stage = self.stages[label] = StageTimes(label, kind, reads, calls=0, place=find_place()[0], order=len(self.stages))
         if kind == OPEN:
             opened = _name_arguments(function, given, named) or str(stage.calls)
             self.opened.setdefault(label, set()).add(opened)
@@ -373,17 +373,6 @@ def _name_arguments(function: Any, given: Any, named: Any) -> str:
     return repr((given, sorted(named.items()))) if given or named else ""
 
 
-def _find_caller() -> tuple[str, int] | None:
-    """File and line of the program that calls what is timed."""
-    frame: Any = sys._getframe(3)
-    while frame is not None:
-        file, name = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
-        if not name.startswith("minato.") and not file.startswith((_STDLIB, "<")) and "-packages/" not in file:
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return None
-
-
 class _Unclosed(sqlite3.Connection):
     def close(self) -> None:
         """It stays open."""
@@ -485,31 +474,31 @@ def _list_globals(function: types.FunctionType) -> list[tuple[str, Any]]:
 # ---- results -------------------------------------------------------------------------------
 
 
-def size_of(part: Any, depth: int = 0) -> int:
+def size_of(value: Any) -> int:
     """Bytes of tensors, arrays, pictures, bytes and text, in containers too."""
-    if isinstance(part, torch.Tensor):
-        return part.numel() * part.element_size()
-    if isinstance(part, np.ndarray):
+    return sum(map(_size, tree_leaves(value)))
+
+
+def _size(part: Any) -> int:
+    if isinstance(part, (torch.Tensor, np.ndarray)):
         return int(part.nbytes)
     if isinstance(part, (bytes, bytearray, memoryview, str)):
         return len(part)
-    if isinstance(part, (int, float)):
-        return 8
-    if hasattr(part, "getbands") and hasattr(part, "size"):
+    if hasattr(part, "getbands"):
         return int(part.size[0] * part.size[1] * len(part.getbands()))
-    if isinstance(part, dict):
-        part = list(part.values())
-    if isinstance(part, (list, tuple)) and depth < 4:
-        return sum(size_of(value, depth + 1) for value in part[:10_000])
-    return 0
+    return 8 if isinstance(part, (int, float)) else 0
 
 
-def hash_value(part: Any) -> str | None:
+def hash_value(value: Any) -> str | None:
     """Equal for equal results; None where that cannot be known."""
+    parts, structure = tree_flatten(value)
+    digest = hashlib.blake2b(repr(structure).encode(), digest_size=16)
     try:
-        return hashlib.blake2b(_content(part), digest_size=16).hexdigest()
+        for content in map(_content, parts):
+            digest.update(b"%d " % len(content) + content)
     except TypeError:
         return None
+    return digest.hexdigest()
 
 
 def _content(part: Any) -> bytes:
@@ -527,24 +516,17 @@ def _content(part: Any) -> bytes:
         return repr(part).encode()
     if hasattr(part, "getbands") and hasattr(part, "tobytes"):
         return repr(part.size).encode() + bytes(part.tobytes())
-    if isinstance(part, dict):
-        return b"".join(repr(key).encode() + _content(value) for key, value in part.items())
-    if isinstance(part, (list, tuple)):
-        return b"".join(b"%d " % n + _content(value) for n, value in enumerate(part))
     raise TypeError(type(part))
 
 
-def copy_value(part: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """As a cache would hand it out: what the program may change is its own."""
-    if isinstance(part, torch.Tensor):
-        return part.clone()
-    if isinstance(part, np.ndarray) or hasattr(part, "getbands"):
-        return part.copy()
-    if isinstance(part, dict):
-        return {key: copy_value(value) for key, value in part.items()}
-    if isinstance(part, (list, tuple)) and not hasattr(part, "_fields"):
-        return type(part)(copy_value(value) for value in part)
-    return part
+    def copy(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.clone()
+        return part.copy() if isinstance(part, np.ndarray) or hasattr(part, "getbands") else part
+
+    return tree_map(copy, value)
 
 
 def seed_generators(number: int) -> None:

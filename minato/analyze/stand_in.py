@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 import time
@@ -126,17 +125,7 @@ def import_object(spec: str) -> Any:
 
 def factory_loader(spec: str) -> Any:
     """The loader that a factory gives: itself, or made of a dataset and arguments."""
-    factory = import_object(spec)
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise SystemExit(
-            f"minato analyze: {spec}() cannot be called without arguments: {error}. Name a function "
-            "that needs none, such as one that calls it with yours."
-        ) from None
-    except ValueError:  # a builtin may have no signature
-        pass
-    found = factory()
+    found = import_object(spec)()
     if hasattr(found, "dataset") and hasattr(found, "num_workers"):
         return found
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):

@@ -55,7 +55,7 @@ TELL_S = 1.0
 LOADERS_MOST = 4
 #: parts of a path that are no code of the program's: of installed packages, and others
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_LIBRARIES = (*_INSTALLED, "/torch/utils/data/", "<")
+_LIBRARIES = (*_INSTALLED, "/torch/utils/data/", os.path.dirname(os.__file__) + os.sep, "<")
 #: a part of the variable where the command is to pause the program
 PAUSES = "-pause-"
 #: in the line that ends a keeper; without it, the command that asks has been killed
@@ -160,7 +160,6 @@ class Told:
     place: Sequence[Any] | None = None
     started: int = 0  # epochs that began with a first batch
     whole: list[int] = field(default_factory=list)  # epochs that the program has iterated to their end
-    objects: int = 1  # loaders made at this place
     spent: float = 0.0  # seconds inside next() and of steps
     begun: float | None = None
     left: float = 0.0  # the end of the latest next()
@@ -177,14 +176,13 @@ class LoaderRecord(Told):
         self.before = 0  # steps before this epoch
         self.later = 0  # steps of whole epochs after the first of these
         self.opening = 0.0  # seconds inside the latest iter()
-        self.latest = weakref.ref(loader)
         self.events: list[tuple[Any, Any]] = []
         self.opening_event: Any = None  # before the latest iter()
         self.queued = QueueClock()
         self.inside: tuple[float, float] | None = None  # of the batch whose step is under way
         self.at = 0.0, 0.0, 0.0, 0.0  # _now() at the end of the latest next()
         self.ended = False
-        self.evaluated = 0  # batches that the program asked for in order to validate
+        self.evaluated = 0  # batches that the program asked for without gradients
 
     #: seconds inside next() of all loaders: those of another one are no part of a step
     waited = 0.0
@@ -376,12 +374,6 @@ def _record_event() -> Any:
 # ---- the hooks -----------------------------------------------------------------------------
 
 
-class _Inside(threading.local):
-    """What a thread is in: calls of a loader that are watched, and train() of a module."""
-
-    loader = mode = False
-
-
 class Watch:
     """The state of this process. A process that is forked begins with an empty one."""
 
@@ -391,9 +383,6 @@ class Watch:
         self.places: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.undo: list[tuple[type, str, Any, Any]] = []
         self.told = 0.0
-        #: modules whose mode the program has set -> whether they train, and whether one has done so
-        self.modes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self.trained = False
         self.begin()
 
     def begin(self) -> None:
@@ -403,7 +392,7 @@ class Watch:
         self.loaders: dict[str, LoaderRecord] = {}
         self.iterators: dict[int, LoaderRecord] = {}
         self.begun: set[int] = set()  # iterators that have delivered
-        self.inside = _Inside()
+        self.inside = threading.local()  # loader: whether a thread is in a call of a loader that is watched
         self.keepers: list[Any] = []  # in a notebook: (key, socket)
 
     def reset(self) -> None:
@@ -417,21 +406,6 @@ class Watch:
         """torch's loader module has been imported."""
         self.link.tell("torch")
         self._patch(module.DataLoader)
-
-    def _train(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def train(module: Any, mode: bool = True) -> Any:
-            outermost = not self.inside.mode
-            self.inside.mode = True  # the modules inside it are set in turn
-            try:
-                return original(module, mode)
-            finally:
-                if outermost:
-                    self.inside.mode = False
-                    with contextlib.suppress(TypeError):  # a module that cannot be a key
-                        self.modes[module], self.trained = mode, self.trained or mode
-
-        return train
 
     def _patch(self, top: type) -> None:
         below = [top]
@@ -466,12 +440,8 @@ class Watch:
         def __init__(loader: Any, *given: Any, **named: Any) -> None:
             if self.active:
                 with contextlib.suppress(Exception):
-                    # torch.nn is imported after the module of loaders, and before a program makes a loader
-                    module = getattr(sys.modules.get("torch.nn"), "Module", None)
-                    if module is not None and not hasattr(module.train, "_minato_watch"):
-                        self._replace(module, "train", self._train(module.train))
                     if loader not in self.places:  # the outermost class knows the caller
-                        place, maker = _find_place()
+                        place, maker = find_place()
                         earlier = self._find_earlier(given[0] if given else named.get("dataset"))
                         self.places[loader] = (earlier[0], earlier[1] or maker) if earlier else (place, maker)
             original(loader, *given, **named)
@@ -490,7 +460,7 @@ class Watch:
         @functools.wraps(original)
         def __iter__(loader: Any) -> Any:
             in_worker = sys.modules["torch.utils.data"].get_worker_info() is not None
-            if not self.active or self.inside.loader or in_worker:
+            if not self.active or getattr(self.inside, "loader", False) or in_worker:
                 return original(loader)
             record = None
             try:
@@ -525,10 +495,7 @@ class Watch:
                 self.loaders[key].loader["maker"] = maker
                 self.link.tell("loader", **self.loaders[key].summary())
                 self._fork_keeper(self.loaders[key], loader)
-            record = self.loaders[key]
-            if record.latest() is not loader:
-                record.objects, record.latest = record.objects + 1, weakref.ref(loader)
-            return record
+            return self.loaders[key]
 
     def _watched(self, iterator: Any, record: LoaderRecord) -> Any:
         """The iterator, whose ``__next__`` now tells the record; in a proxy where its class cannot
@@ -554,13 +521,11 @@ class Watch:
         """``next()`` of an iterator, noted where it is a watched one."""
         number = id(iterator)
         record = self.iterators.get(number)
-        if record is None or self.inside.loader:
+        if record is None or getattr(self.inside, "loader", False):
             return original(iterator)
         first = number not in self.begun
         self.begun.add(number)
-        # without gradients, or where all modules that it has set to train do not now
-        torch = sys.modules["torch"]
-        record.evaluated += not torch.is_grad_enabled() or self.trained and not any(self.modes.values())
+        record.evaluated += not sys.modules["torch"].is_grad_enabled()
         self.inside.loader = True
         try:
             batch = record.next(original, iterator, first)
@@ -650,9 +615,9 @@ class _Proxy:
         return getattr(self._minato[1], name)
 
 
-def _find_place() -> tuple[tuple[str, int, str] | None, str | None]:
-    """File, line and function of the program that makes a loader, and the library that does so for it,
-    or that has called this function of the program's."""
+def find_place() -> tuple[tuple[str, int, str] | None, str | None]:
+    """File, line and function of the program that calls what a hook has replaced, and the library that does so for
+    it, or that has called this function of the program's."""
     frame: Any = sys._getframe(2)
     maker = None
     while frame is not None:

@@ -194,11 +194,6 @@ def work(send: Send, request: Request, loader: Any) -> Work:
     for path in result.files:
         with contextlib.suppress(OSError):
             result.new += [path] * (since <= os.stat(path).st_mtime < started)
-    sizes = []
-    for _index, make in itertools.islice(sample_makers(loader), 3):
-        with contextlib.suppress(Exception):
-            sizes.append(size_of(make()))
-    result.bytes = statistics.fmean(sizes) if sizes else 0.0
     if any(stage.kind == OPEN and stage.again > 0.5 for stage in result.stages):
         result.kept_open = _kept_open_seconds(loader, clock() + 0.05 * request.seconds)
     result.photos = _photos_seconds(loader, clock() + 0.05 * request.seconds)
@@ -232,7 +227,7 @@ class SampleTimer:
             try:
                 if number < 2:  # what a first sample sets up is apart
                     seed_generators(number)
-                    found.first.append(self.clocks.time(make)[1])
+                    make()
                     if number == 1:
                         self.clocks.set(self.loader.dataset, self.level)
                     continue

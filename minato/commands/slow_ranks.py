@@ -183,37 +183,21 @@ def steps_of(ranks: list[Rank], same: Same) -> tuple[list[Step], int]:
     return found, len({batch for of in waits for batch in of} - common)
 
 
-class Names:
-    """How loaders are printed: a name, and what tells apart those that share it."""
-
-    def __init__(self, ranks: list[Rank]) -> None:
-        loaders = {(rank.number, loader) for rank in ranks for loader in rank.loaders.values()}
-        self._kinds = {loader.kind for _, loader in loaders}
-        self._equal = Counter((rank, loader.kind) for rank, loader in loaders)
-        self.several = any(len(rank.loaders) > 1 for rank in ranks)
-
-    def kind(self, loader: Loader) -> str:
-        """The name that equal loaders share."""
-        samples = "no length" if loader.samples is None else f"{loader.samples} samples"
-        texts = loader.name, f"batch_size={loader.batch_size}", loader.sampler, samples
-        others = [kind for kind in self._kinds if kind[0] == loader.name]
-        differ = [str(text) for text, of in zip(texts, zip(*others)) if len({*of}) > 1]
-        return loader.name + (f" ({', '.join(differ)})" if differ else "")
-
-    def one(self, rank: int, loader: Loader) -> str:
-        """The name of one rank's loader."""
-        equal = self._equal[rank, loader.kind] > 1
-        return self.kind(loader) + (f", loader {loader.number} of its trace" if equal else "")
+def describe(loader: Loader) -> str:
+    """A loader's name, and what may tell it apart from others of that name."""
+    known = {"batch_size={}": loader.batch_size, "{}": loader.sampler, "{} samples": loader.samples}
+    parts = ", ".join(text.format(value) for text, value in known.items() if value is not None)
+    return f"{loader.name} ({parts})" if parts else loader.name
 
 
-def left_out(ranks: list[Rank], found: list[Same], names: Names) -> list[str]:
+def left_out(ranks: list[Rank], found: list[Same]) -> list[str]:
     """The loaders that not every rank has."""
     batches: defaultdict[str, Counter[int]] = defaultdict(Counter)  # of each rank
     for place, rank in enumerate(ranks):
         count = Counter(key[0] for key in rank.waits)
         for loader in {*rank.loaders.values()} - {same[place] for same in found}:
             if count[loader.number]:
-                batches[names.kind(loader)][rank.number] += count[loader.number]
+                batches[describe(loader)][rank.number] += count[loader.number]
     return [
         f"{name}, {sum(of.values())} batches of rank {' and '.join(map(str, sorted(of)))}"
         for name, of in sorted(batches.items())
@@ -222,13 +206,13 @@ def left_out(ranks: list[Rank], found: list[Same], names: Names) -> list[str]:
 
 def page(ranks: list[Rank], missing: list[str]) -> list[str]:
     """The lines to print. missing: what could not be read, and why."""
-    found, names = same_loaders(ranks), Names(ranks)
+    found, several = same_loaders(ranks), any(len(rank.loaders) > 1 for rank in ranks)
     each = [steps_of(ranks, same) for same in found]
     steps = sorted((s for some, _ in each for s in some), key=lambda s: (-s.held, s.batch))
     lines = [f"{len(ranks)} ranks, {len(steps)} batches that all of them have"]
     if left := sum(others for _, others in each):
         lines.append(f"  {left} batches are left out: not every rank has them")
-    if loaders := left_out(ranks, found, names):
+    if loaders := left_out(ranks, found):
         lines.append(f"  left out, as not every rank has the loader: {'; '.join(loaders)}")
     lines += [f"  missing: {text}" for text in missing]
     lines += ["", "held up the others: what a step would gain if this rank alone were faster"]
@@ -251,8 +235,8 @@ def page(ranks: list[Rank], missing: list[str]) -> list[str]:
         if sample is not None:
             what = f", sample {sample.index} ({sample.length * 1e-6:.3f} s)"
         rank = f"rank {step.rank.number}"
-        if names.several:
-            rank += f", {names.one(step.rank.number, step.rank.loaders[loader])}"
+        if several:
+            rank += f", {describe(step.rank.loaders[loader])}, loader {loader} of its trace"
         lines.append(f"  {step.held:8.3f} s  {rank}, epoch {epoch}, batch {batch}{what}")
     return lines
 

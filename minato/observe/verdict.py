@@ -174,8 +174,8 @@ class Case:
         if not facts.balanced or facts.ready or facts.prefetches:
             return False
         most = _once(self)
-        slow = (most if _is_slow(self, most) else 0.0) + (self.making if _is_slow_at_first(self) else 0.0)
-        return slow > facts.starts
+        slow = most if _explains(facts.slowest, most, facts.mean) else 0.0
+        return slow + (self.making if _is_slow_at_first(self) else 0.0) > facts.starts
 
     @property
     def making(self) -> float:
@@ -290,77 +290,46 @@ def _start(case: Case) -> Iterator[Cause]:
 
 
 def _first(case: Case) -> Iterator[Cause]:
-    facts = case.facts
-    making = case.making
-    later, once = "", " (once)" if facts.persistent else ""
-    ready = case.prefers_ready
+    facts, making, slow = case.facts, case.making, case.facts.first_slowest
+    later, once, ready = "", " (once)" if facts.persistent else "", case.prefers_ready
+    why = f"which workers begin only when the program asks for it{once}"
     if facts.prefetches is not None and not (facts.persistent or facts.sets_epoch or ready):
         later = (
             "persistent_workers=True with prefetch_next_epoch=True prepares later epochs' first batches "
             "during the previous epoch."
         )
-    slow = facts.first_slowest
-    if slow is not None and facts.first_use and slow[1] > 0.5 * making:
-        if not facts.persistent:
-            later = "persistent_workers=True sets it up once and not in each epoch."
-        yield Cause(
-            "first batch", making,
-            f"{seconds(making)} for the first batch, because the first sample of each worker sets something "
-            f"up: one takes {seconds(slow[1])}{once}", later,
-        )  # fmt: skip
-    elif slow is not None and _is_slow_at_first(case):
-        yield Cause(
-            "slow sample in the first batch", making,
-            f"{seconds(making)} for the first batch, in which sample {slow[0]} alone takes {seconds(slow[1])}",
-            'in_order=False with batching="ready" delivers what is ready first.' if ready else later,
-        )  # fmt: skip
-    else:
-        yield Cause(
-            "first batch", making,
-            f"{seconds(making)} for the first batch, which workers begin only when the program asks "
-            f"for it{once}", later,
-        )  # fmt: skip
+    is_slow = _is_slow_at_first(case)
+    if slow is not None and is_slow:
+        why = f"in which sample {slow[0]} alone takes {seconds(slow[1])}"
+        later = 'in_order=False with batching="ready" delivers what is ready first.' if ready else later
+    elif slow is not None and facts.first_use and slow[1] > 0.5 * making:
+        why = f"because the first sample of each worker sets something up: one takes {seconds(slow[1])}{once}"
+        later = later if facts.persistent else "persistent_workers=True sets it up once and not in each epoch."
+    yield Cause(
+        "slow sample in the first batch" if is_slow else "first batch", making,
+        f"{seconds(making)} for the first batch, {why}", later,
+    )  # fmt: skip
 
 
 def _is_slow_at_first(case: Case) -> bool:
     """Whether one sample explains the wait for the first batch."""
-    slow = case.facts.first_slowest
-    explains = slow is not None and slow[1] > 0.5 * case.making and slow[1] > SLOW * case.facts.mean
-    return explains and not case.facts.first_use
+    return not case.facts.first_use and _explains(case.facts.first_slowest, case.making, case.facts.mean)
+
+
+def _explains(slow: tuple[Any, float] | None, wait: float, mean: float) -> bool:
+    """Whether a slow sample explains a wait. slow: its index, and seconds. mean: of a sample."""
+    return slow is not None and slow[1] > 0.5 * wait and slow[1] > SLOW * mean
 
 
 def _starts(case: Case) -> Iterator[Cause]:
-    facts = case.facts
-    if facts.prefetches is None:
-        advice = (
-            "prefetch_next_epoch=True would prepare this batch during the previous epoch, but needs "
-            f"{_needed_to_prefetch(facts)}."
-        )
-    elif facts.sets_epoch:
-        advice = (
-            "The program calls set_epoch(), so batches of the next epoch cannot start early. Longer "
-            "epochs have fewer such waits."
-        )
-    elif facts.prefetches:
-        advice = (
-            "prefetch_next_epoch=True is set, but its work is discarded when the program changes the "
-            "sampler between epochs."
-        )
-    elif case.prefers_ready:
-        advice = "Longer epochs have fewer such waits."
-    else:
+    facts, advice = case.facts, "Longer epochs have fewer such waits."
+    if facts.prefetches is False and not (facts.sets_epoch or case.prefers_ready):
         advice = "prefetch_next_epoch=True prepares this batch during the previous epoch."
     epochs = counted(facts.epochs, "later epoch")
     yield Cause(
         "first batches of later epochs", facts.starts,
         f"{seconds(facts.starts)} for the first batch of {epochs}", advice,
     )  # fmt: skip
-
-
-def _needed_to_prefetch(facts: Facts) -> str:
-    if facts.iterable:
-        return "a map-style dataset"
-    return 'batching="sampler"' if facts.ready else 'scheduling="balanced"'
 
 
 # ---- one long wait -----------------------------------------------------------------------------
@@ -371,19 +340,13 @@ def _once(case: Case) -> float:
     longest = case.facts.longest
     most: float = case.stats["wait"]["max"] if longest is None else longest
     most = min(most, case.rest)
-    known = _is_slow(case, most)
+    known = _explains(case.facts.slowest, most, case.facts.mean)
     return most if most > (0.3 if known else 0.5) * case.rest else 0.0
-
-
-def _is_slow(case: Case, most: float) -> bool:
-    """Whether the slowest sample that is known explains a wait."""
-    slow = case.facts.slowest
-    return slow is not None and slow[1] > 0.5 * most and slow[1] > SLOW * case.facts.mean
 
 
 def _long(case: Case) -> Iterator[Cause]:
     most, slow = _once(case), case.facts.slowest
-    if slow is not None and _is_slow(case, most):
+    if slow is not None and _explains(slow, most, case.facts.mean):
         advice = "From the second epoch on such a sample is started earlier."
         if case.prefers_ready:
             advice += ' in_order=False with batching="ready" does not wait for it.'

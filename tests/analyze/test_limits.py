@@ -41,28 +41,34 @@ from minato.analyze.records import (
 
 
 def stage(label: str, seconds: float, cpu: float | None = None, kind: str = "call",
-          inside: tuple[str, ...] = ("",), reads: bool = False) -> StageTimes:  # fmt: skip
-    return StageTimes(label, kind, reads, seconds, seconds if cpu is None else cpu, inside=list(inside))
+          inside: tuple[str, ...] = ("",), reads: bool = False, **more: Any) -> StageTimes:  # fmt: skip
+    cpu = seconds if cpu is None else cpu
+    return StageTimes(label, kind, reads, seconds, cpu, inside=list(inside), **more)
 
 
 def facts(**given: Any) -> Any:
-    """A program of two workers on two cores that waits for half of its time."""
+    """A program of two workers on two cores that waits for half of its time. ends, again: of each loader of two
+    workers, what the end of an epoch costs, and seconds until the next one's first batch."""
     watch = {"asked": 400.0, "delivered": 200.0, "wait": 0.5, "step": 0.02, "inside": 0.02,
              "batch": 8, "batches": 40, "steps": 30, "step_cores": 0.0, "by": "step", "start": 0.1,
              "starts": 1}  # fmt: skip
     watch.update(given.pop("watched", {}))
     loader = {"class": "DataLoader", "num_workers": given.pop("workers", 2), "batch_size": 8,
               "samples": 1000, "prefetch_factor": 2, "scheduling": None, "persistent_workers": True}  # fmt: skip
+    loader.update(given.pop("loader", {}))
     costs = given.pop("costs", [(0.01, 0.01)] * 64)
     rates = given.pop("rates", {("torch", 1): 100.0, ("torch", 2): 200.0, ("minato", 2): 200.0})
+    ends, usage = given.pop("ends", {}), {"others": 0.0}
+    again = given.pop("again", ends)
     work = {"costs": costs, "stages": given.pop("stages", []), "cache": None, "collate": 0.0}
     work.update(given.pop("work", {}))
-    usage = {"others": 0.0}
+    rows = [{"loader": k, "workers": n, "rate": r, "usage": usage, "samples": 10**6} for (k, n), r in rates.items()]
+    for row in rows:
+        if row["workers"] == 2:
+            row["end"], row["again"] = ends.get(row["loader"]), again.get(row["loader"])
     return parse(Report, {
         "watched": watch, "loader": loader, "work": work, "machine": {"cores": 2, "memory_available": 10**9},
-        "rates": [{"loader": k, "workers": n, "rate": r, "usage": usage, "samples": 10**6}
-                  for (k, n), r in rates.items()],
-        **given,
+        "rates": rows, **given,
     })  # fmt: skip
 
 
@@ -74,21 +80,11 @@ def predicts(rate: float) -> Change:
     return Change("", rate, "")
 
 
-def kind_of(**given: Any) -> tuple[str, str]:
-    found = limit(Facts(facts(**given)))
-    return found.kind, found.line
-
-
-def contending(label: str, more: float, **kinds: Any) -> dict[str, Any]:
-    one = {"samples": 50, "seconds": 0.01, "cpu": 0.0, "stages": [stage(label, 0.008, 0.0, **kinds)]}
-    several = {"samples": 60, "seconds": 0.01 + more, "cpu": 0.0,
-               "stages": [stage(label, 0.008 + more, 0.0, **kinds)]}  # fmt: skip
+def contending(label: str, more: float, samples: int = 50, cpu: float = 0.0, **kinds: Any) -> dict[str, Any]:
+    one = {"samples": samples, "seconds": 0.01, "cpu": 0.0, "stages": [stage(label, 0.008, 0.0, **kinds)]}
+    several = {"samples": samples, "seconds": 0.01 + more, "cpu": cpu,
+               "stages": [stage(label, 0.008 + more, cpu, **kinds)]}  # fmt: skip
     return {"processes": 2, "one": one, "several": several, "locks": []}
-
-
-@pytest.mark.parametrize("wait, kind", [(0.01, "step"), (0.05, "nothing")])
-def test_little_waiting_does_not_blame_loading(wait: float, kind: str) -> None:
-    assert kind_of(watched={"wait": wait})[0] == kind
 
 
 def crowded(**more: Any) -> dict[str, Any]:
@@ -98,13 +94,137 @@ def crowded(**more: Any) -> dict[str, Any]:
             "rates": {("torch", 1): 80.0, ("torch", 2): 160.0, ("minato", 2): 160.0}, **more}  # fmt: skip
 
 
-def test_workers_that_slow_the_step_down_are_named() -> None:
-    kind, line = kind_of(**crowded())
-    assert kind == "cores" and "the step waits for a core 50% of its time, and samples take 50%" in line
-    assert kind_of(**crowded(costs=[(0.0001, 0.0001)] * 64))[0] == "step"  # they use no cores to speak of
-    assert kind_of(**crowded(watched={"step_alone": 0.095}))[0] == "step"  # it has its cores
-    others = {"cores": 2, "memory_available": 10**9, "others": 0.5}
-    assert kind_of(**crowded(machine=others))[0] == "step"  # another program may have had them
+def of_threads(
+    seconds: float, gil: str = "lets go", locks: tuple[str, ...] = (), processes: float = 0.01, kind: str = "call",
+    **given: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A program with two threads: what each of two threads, and of two processes, takes for a sample that one
+    makes in 10 ms."""
+    both = contending("decode()", processes - 0.01, kind=kind)
+    both["threads"] = threads(seconds, *locks)
+    return {"contend": both, "rates": {("minato", 1): 100.0, ("minato", 2): 100.0}, "own": "minato",
+            "work": {"gil": gil}, "loader": {"worker_type": "thread"}, **given}  # fmt: skip
+
+
+def threads(seconds: float, *locks: str) -> dict[str, Any]:
+    alone, several = ({"samples": 9, "seconds": each} for each in (0.01, seconds))
+    return {"alone": alone, "several": several, "locks": list(locks)}
+
+
+SLEEPS = {"costs": [(0.01, 0.001)] * 40}
+UNEVEN = {"costs": ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2}
+EVEN = {"costs": [(0.006, 0.0)] * 200}
+FOUR = {"rates": {("torch", 1): 160.0, ("torch", 4): 380.0, ("minato", 4): 390.0}, "workers": 4}
+ALONE: dict[str, Any] = {"rates": {("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}, "workers": 0}
+CHEAP: dict[str, Any] = {
+    "costs": [(1e-5, 1e-5)] * 64, "watched": {"asked": 1e5, "step": 8e-5},
+    "rates": {("torch", 1): 3000.0, ("torch", 2): 3000.0, ("minato", 2): 3000.0, ("hand-over", 2): 3000.0},
+}  # fmt: skip
+WAITS_FOR_READS = [stage("load()", 0.008, 0.0), stage("file read", 0.0001, kind="read", reads=True, inside=("load()",))]
+#: 1,000 samples at 200/s take 5 s, and spawned workers take 10 more. The study forks its own
+ANEW: dict[str, Any] = {"watched": {"start": 10.0, "starts": 4}, "stages": [stage("transform 0 (Slow)", 0.009)]}
+SPAWNED = {**ANEW, "loader": {"persistent_workers": False, "start_method": "spawn"}}
+
+
+def short_epochs(length: int) -> dict[str, Any]:
+    """Epochs of 8 batches have no middle, so what their end costs was not measured apart."""
+    return {"watched": {"start": 0.6, "starts": 9}, "rates": {("torch", 1): 90.0, ("torch", 2): 90.0},
+            "costs": [(1e-5, 1e-5)] * 64, "again": {"torch": 0.6},
+            "loader": {"persistent_workers": False, "start_method": "fork", "length": length}}  # fmt: skip
+
+
+def collates(free: float) -> dict[str, Any]:
+    """Joining takes 30 ms for each sample, and two workers hand over one each 1 / free seconds."""
+    rates = {("torch", 1): 50.0, ("torch", 2): 60.0, ("hand-over", 2): free}
+    return {"work": {"collate": 0.03}, "rates": rates}
+
+
+def sampled(seconds: float, **given: Any) -> dict[str, Any]:
+    return {"sampler": {"name": "Weighted", "place": ["draw.py", 9], "seconds": seconds}, **given}
+
+
+def drawn(workers: int) -> dict[str, Any]:
+    """A batch of 8 is drawn in 160 ms, and the step takes 20."""
+    rates = {("torch", 0): 1000.0, ("torch", 1): 900.0, ("torch", 2): 1800.0, ("minato", 2): 1800.0}
+    return sampled(0.02, workers=workers, rates=rates, costs=[(0.001, 0.001)] * 64, watched={"inside": 0.16})
+
+
+def opens(again: float) -> dict[str, Any]:
+    """It waits for reads, which keeping the file open saves. Files of which each sample has its own stay."""
+    found = stage("zipfile.ZipFile", 0.001, kind="open", whole=0.008, again=again, place=["a.py", 3])
+    inner = stage("file read", 0.007, 0.0, kind="read", reads=True, inside=("zipfile.ZipFile",))
+    return {"stages": [found, inner], "costs": [(0.01, 0.003)] * 64}
+
+
+def reads_again(kept_open: float | None) -> dict[str, Any]:
+    """The first read of a file takes longer, and each is a first one: only keeping it open shows that."""
+    found = stage("h5py.File", 0.003, kind="open", whole=0.003, again=0.99, place=["a.py", 3])
+    return {"stages": [found, stage("read()", 0.0065)], "work": {"kept_open": kept_open}}
+
+
+#: what was found -> the limit, and words of the first line
+LIMITS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "hardly waits": ({"watched": {"wait": 0.01}}, "step", ""),
+    "waits little": ({"watched": {"wait": 0.05}}, "nothing", ""),
+    "workers slow the step down": (crowded(), "cores", "the step waits for a core 50% of its time, and samples take 50%"),
+    "they use no cores to speak of": (crowded(costs=[(0.0001, 0.0001)] * 64), "step", ""),
+    "the step has its cores": (crowded(watched={"step_alone": 0.095}), "step", ""),
+    "others may have them": (crowded(machine={"cores": 2, "memory_available": 10**9, "others": 0.5}), "step", ""),
+    "wait for a lock": (
+        {"contend": contending("wait for a lock", 0.008, kind="lock", inside=("tokenize()",)), **SLEEPS},
+        "lock", "tokenize()"),
+    "reads wait": ({"contend": contending("read()", 0.008, reads=True), **SLEEPS}, "storage", ""),
+    "something waits": ({"contend": contending("render()", 0.008), **SLEEPS}, "shared", ""),
+    "it hardly waits": ({"contend": contending("render()", 0.001), **SLEEPS}, "work", ""),
+    "slower, and no wait": ({"contend": contending("render()", 0.008, cpu=0.008), **SLEEPS}, "work", ""),
+    "threads take turns": (of_threads(0.02, "holds it", ("dataset.tables",)), "interpreter", "2 processes 2 times"),
+    "threads share a lock": (of_threads(0.02, locks=("dataset.tables",)), "lock", ""),
+    "waiting threads share a lock": (
+        of_threads(0.02, "holds it", ("dataset.tables",), **SLEEPS), "lock", "(dataset.tables)"),
+    "threads wait": (of_threads(0.02), "shared", ""),
+    "threads do not wait": (of_threads(0.011, "holds it"), "cores", ""),
+    # by simulation: minato's loader does not know costs while it is measured
+    "uneven samples": ({**UNEVEN, **FOUR}, "stragglers", ""),
+    "even samples": ({**EVEN, **FOUR}, "work", ""),
+    # a slow sample more or less decides what 100 samples take, by one process or by several
+    "few uneven samples": ({"contend": contending("render()", 0.008, 100), **UNEVEN, "workers": 1}, "workers", ""),
+    "as many even ones": ({"contend": contending("render()", 0.008, 100), **EVEN, "workers": 1}, "shared", ""),
+    "cores idle": ({**ALONE, "stages": [stage("decode()", 0.009)]}, "workers", "num_workers=0. 90% of a sample is decode()"),
+    "one stage": ({"stages": [stage("transform 2 (Blur)", 0.008)]}, "work", "80% of it is transform 2 (Blur)"),
+    "many stages": ({"stages": [stage("a()", 0.004), stage("b()", 0.004)]}, "cores", ""),
+    "waits for reads": ({"stages": WAITS_FOR_READS, "costs": [(0.01, 0.002)] * 40}, "storage", "load()"),
+    "decodes what it reads": ({"stages": [stage("load()", 0.008), WAITS_FOR_READS[1]]}, "work", ""),
+    "handing over costs most": (CHEAP, "hand-over", "num_workers=0"),
+    "workers are spawned": (SPAWNED, "start", ""),
+    "workers are forked": (
+        {**ANEW, "loader": {"persistent_workers": False, "start_method": "fork"}, "ends": {"torch": 0.1}}, "work", ""),
+    "workers start in short epochs": (short_epochs(8), "start", ""),
+    "workers start in long epochs": (short_epochs(800), "cores", ""),
+    "joining takes longest": (collates(60.0), "collate", "3.0 times as long as making"),
+    "handing over takes longer": (collates(10.0), "hand-over", ""),
+    "slow sampler": (drawn(2), "sampler", "Weighted (draw.py:9) takes 20 ms"),
+    "slow sampler without workers": (drawn(0), "sampler", "Weighted (draw.py:9) takes 20 ms"),
+    # two workers make 8 samples in 40 ms, in which they are drawn, too
+    "sampler that workers outlast": (
+        sampled(0.002, watched={"inside": 0.02, "step": 0.02}, costs=[(0.01, 0.001)] * 64), "work", ""),
+    "file opened again": (opens(0.99), "open", "zipfile.ZipFile (a.py:3) takes 80% of a sample"),
+    "files of their own": (opens(0.0), "storage", ""),
+    "slow first reads": (reads_again(0.004), "open", ""),
+    "slow reads": (reads_again(None), "work", ""),
+    "nothing measured": ({"costs": [], "rates": {}}, "unknown", "waits for data 50% of its time"),
+    "no sample": ({"costs": [], "rates": {}, "work": {"failed": ["x"]}}, "unknown", "no sample could be made"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limit_follows_from_the_facts(name: str) -> None:
+    given, kind, words = LIMITS[name]
+    found = limit(Facts(facts(**given)))
+    assert (found.kind, words in found.line) == (kind, True), found.line
+
+
+def test_stage_that_waits_and_has_reads_in_it_reads() -> None:
+    assert reading_stages(WAITS_FOR_READS) == {"load()", "file read"}
 
 
 def test_uneven_samples_count_with_their_mean_cost() -> None:
@@ -121,153 +241,6 @@ def test_uneven_samples_count_with_their_mean_cost() -> None:
     assert Facts(found).sample_cpu("torch", 2) == pytest.approx(0.0022)
 
 
-def test_cores_bound_the_gain_of_a_cache() -> None:
-    cache = {"whole": True, "bytes": 1000.0, "share": 1.0, "calls": 0, "after": ""}
-    f = Facts(facts(**crowded(work={"cache": cache})))
-    assert f.program_rate(160.0, 2) == pytest.approx(80)
-    [change] = candidates(f)[0]
-    assert change.what == "a cache of whole samples" and change.predicted == pytest.approx(160, rel=0.01)
-
-
-def test_stage_that_grows_with_processes_is_shared() -> None:
-    sleeps = [(0.01, 0.001)] * 40
-    lock = contending("wait for a lock", 0.008, kind="lock", inside=("tokenize()",))
-    assert kind_of(contend=lock, costs=sleeps)[0] == "lock"
-    assert "tokenize()" in kind_of(contend=lock, costs=sleeps)[1]
-    read = contending("read()", 0.008, reads=True)
-    assert kind_of(contend=read, costs=sleeps)[0] == "storage"
-    assert kind_of(contend=contending("render()", 0.008), costs=sleeps)[0] == "shared"
-    assert kind_of(contend=contending("render()", 0.001), costs=sleeps)[0] == "work"
-    computes = contending("render()", 0.008)
-    computes["several"]["stages"][0].cpu = computes["several"]["cpu"] = 0.008  # slower, and no wait
-    assert kind_of(contend=computes, costs=sleeps)[0] == "work"
-
-
-def by_threads(seconds: float, locks: list[str], processes: float = 0.01) -> dict[str, Any]:
-    """What each of two threads, and of two processes, takes for a sample that one makes in 10 ms."""
-    both = contending("decode()", processes - 0.01)
-    both["threads"] = {"alone": {"samples": 9, "seconds": 0.01},
-                       "several": {"samples": 9, "seconds": seconds}, "locks": locks}  # fmt: skip
-    return both
-
-
-def of_threads(contend: dict[str, Any], gil: str, **given: Any) -> Facts:
-    rates = {("minato", 1): 100.0, ("minato", 2): 100.0}
-    found = facts(contend=contend, rates=rates, own="minato", work={"gil": gil}, **given)
-    found.loader["worker_type"] = "thread"
-    return Facts(found)
-
-
-def test_threads_wait_for_the_interpreter_or_a_lock() -> None:
-    turns = by_threads(0.02, ["dataset.tables"])
-    found = limit(of_threads(turns, "holds it"))
-    assert found.kind == "interpreter" and "2 processes 2 times" in found.line
-    assert limit(of_threads(turns, "lets go")).kind == "lock"
-    waits = limit(of_threads(turns, "holds it", costs=[(0.01, 0.001)] * 40))
-    assert waits.kind == "lock" and "(dataset.tables)" in waits.line
-    assert limit(of_threads(by_threads(0.02, []), "lets go")).kind == "shared"
-    assert limit(of_threads(by_threads(0.011, []), "holds it")).kind != "interpreter"
-
-
-def test_processes_are_advised_where_only_threads_wait() -> None:
-    helps, _ = candidates(of_threads(by_threads(0.02, []), "holds it"))
-    [change] = [one for one in helps if "threads" in one.what]
-    assert change.paste == 'worker_type="process"' and change.predicted == pytest.approx(200)
-    assert change.check == RateRequest("minato", 2, worker_type="process")
-    both = by_threads(0.02, [], processes=0.02)  # processes wait as long
-    both["several"]["stages"][0].kind = "lock"
-    _, useless = candidates(of_threads(both, "lets go"))
-    assert "processes in place of threads: measured 1.00 times as many samples at once" in useless
-
-
-def test_threads_are_advised_where_only_processes_wait() -> None:
-    both = contending("wait for a file's lock", 0.008, kind="lock", inside=("read()",))
-    both["threads"] = by_threads(0.01, [])["threads"]
-    helps, _ = candidates(Facts(facts(contend=both, costs=[(0.01, 0.0)] * 64)))
-    [change] = [one for one in helps if "processes" in one.what]
-    assert change.paste == 'from minato import DataLoader  # and worker_type="thread"'
-    assert change.predicted == pytest.approx(360)
-
-
-@pytest.mark.parametrize("maker, kind, workers, minato, threads", [
-    (None, "torch.utils.data.dataloader.DataLoader", "num_workers=2", "from minato import DataLoader",
-     'from minato import DataLoader  # and worker_type="thread"'),
-    ("transformers", "accelerate.data_loader.DataLoaderShard", "TrainingArguments(dataloader_num_workers=2)",
-     "minato.patch_torch()  # before the Trainer is made",
-     "return minato.DataLoader(self.train_dataset, 8, shuffle=True, num_workers=2, collate_fn=self.data_collator, "
-     'worker_type="thread")  # in get_train_dataloader() of a subclass of Trainer'),
-    ("accelerate", "accelerate.data_loader.DataLoaderShard", "num_workers=2",
-     "minato.integrations.accelerate.install()  # before accelerator.prepare(), and from minato import DataLoader",
-     "minato.integrations.accelerate.install()  # before accelerator.prepare(), and from minato import DataLoader; "
-     'worker_type="thread"'),
-    ("lightning", "torch.utils.data.dataloader.DataLoader", "num_workers=2  # of the loader in train_dataloader()",
-     "from minato import DataLoader  # of the loader in train_dataloader()",
-     'from minato import DataLoader  # and worker_type="thread"; of the loader in train_dataloader()'),
-    ("timm", "timm.data.loader.Loader", "num_workers=2", "minato.patch_torch()  # before timm makes the loader",
-     'minato.patch_torch()  # before timm makes the loader; and worker_type="thread"'),
-    (None, "monai.data.DataLoader", "num_workers=2", "minato.patch_torch()  # before monai.data.DataLoader makes the loader",
-     'minato.patch_torch()  # before monai.data.DataLoader makes the loader; and worker_type="thread"'),
-])  # fmt: skip
-def test_advice_can_be_followed_where_a_library_loads(
-    maker: str | None, kind: str, workers: str, minato: str, threads: str
-) -> None:
-    found = facts(place=["train.py", 3, "train_dataloader"])
-    found.loader.update({"class": kind, "maker": maker})
-    f = Facts(found)
-    assert _paste_for(f, "num_workers=2") == workers
-    assert _paste_for(f, "from minato import DataLoader") == minato
-    assert _paste_for(f, 'from minato import DataLoader  # and worker_type="thread"') == threads
-    assert _paste_for(f, "open_once = cached(h5py.File)") == "open_once = cached(h5py.File)"
-
-
-def test_uneven_samples_are_stragglers_where_scheduling_gains() -> None:
-    """By simulation: minato's loader does not know costs while it is measured."""
-    costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2
-    rates = {("torch", 1): 160.0, ("torch", 4): 380.0, ("minato", 4): 390.0}
-    assert kind_of(costs=costs, rates=rates, workers=4)[0] == "stragglers"
-    assert kind_of(costs=[(0.006, 0.0)] * 200, rates=rates, workers=4)[0] != "stragglers"
-
-
-def test_few_uneven_samples_show_no_waiting() -> None:
-    """A slow sample more or less decides what 100 samples take, by one process or by several."""
-    costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 2
-    both = contending("render()", 0.008)
-    for part in ("one", "several"):
-        both[part]["samples"] = 100
-    assert kind_of(contend=both, costs=costs, workers=1)[0] != "shared"
-    assert kind_of(contend=both, costs=[(0.006, 0.0)] * 200, workers=1)[0] == "shared"
-
-
-def test_no_workers_is_the_limit_where_cores_idle() -> None:
-    rates = {("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}
-    kind, line = kind_of(workers=0, rates=rates, stages=[stage("decode()", 0.009)])
-    assert kind == "workers" and "num_workers=0" in line and "decode()" in line
-
-
-def test_one_stage_is_work_and_many_are_cores() -> None:
-    kind, line = kind_of(stages=[stage("transform 2 (Blur)", 0.008, kind="transform")])
-    assert kind == "work" and "80% of it is transform 2 (Blur)" in line
-    assert kind_of(stages=[stage("a()", 0.004), stage("b()", 0.004)])[0] == "cores"
-
-
-def test_waiting_for_reads_is_storage() -> None:
-    load = [stage("load()", 0.008, 0.0), stage("file read", 0.0001, kind="read", reads=True,
-                                               inside=("load()",))]  # fmt: skip
-    assert reading_stages(load) == {"load()", "file read"}
-    assert kind_of(stages=load, costs=[(0.01, 0.002)] * 40)[0] == "storage"
-    computes = [stage("load()", 0.008), load[1]]  # it decodes what it reads
-    assert kind_of(stages=computes)[0] == "work"
-
-
-def test_no_workers_are_advised_where_handing_over_costs_most() -> None:
-    rates = {("torch", 1): 3000.0, ("torch", 2): 3000.0, ("minato", 2): 3000.0, ("hand-over", 2): 3000.0}
-    given = {"costs": [(1e-5, 1e-5)] * 64, "rates": rates, "watched": {"asked": 1e5, "step": 8e-5}}
-    kind, line = kind_of(**given)
-    assert kind == "hand-over" and "num_workers=0" in line
-    [change] = [c for c in candidates(Facts(facts(**given)))[0] if c.what == "num_workers=0"]
-    assert change.predicted == pytest.approx(50_000) and change.check == RateRequest("own", 0)
-
-
 # ---- models --------------------------------------------------------------------------------
 
 
@@ -275,7 +248,6 @@ def test_even_samples_flow_at_the_bound_of_work() -> None:
     for balanced in (False, True):
         rate = simulate_rate([0.01], 8, 4, 2, balanced=balanced)
         assert rate == pytest.approx(400, rel=0.02)
-    assert simulate_rate([0.01], 8, 4, 2, step=0.1) == pytest.approx(80, rel=0.02)
 
 
 def test_virtual_window_drains_at_an_epochs_end() -> None:
@@ -316,84 +288,188 @@ def test_scaling_is_fitted_from_two_numbers_at_least() -> None:
     assert fit(8) < 600
 
 
-def test_watched_first_steps_and_queueing_are_apart() -> None:
-    steps = [[1.0, 1.0, 0.0, 0.0]] * 11 + [[0.02, 0.08, 0.0, 0.01]] * 20
-    told = {"steps": steps, "noted": 31, "batches": 31, "sizes": [(4, 64)], "starts": [2.0],
+def steps_of(steps: list[list[float]]) -> dict[str, Any]:
+    return {"steps": steps, "noted": len(steps), "batches": len(steps), "sizes": [(4, 64)], "starts": [2.0],
             "loader": {}, "shapes": "", "device": None}  # fmt: skip
-    found = watched(told)
-    assert found.wait == pytest.approx(0.2) and found.asked == pytest.approx(50)
-    assert found.step_alone == found.step
-    told["steps"] = [[0.02, 0.08, 0.06, 0.0, 0, 0.05]] * 30
-    found = watched(told)
-    assert found.step_alone == pytest.approx(0.03) and found.step_cores == pytest.approx(2)
-    told["steps"] = steps
-    found = watched(told, others=0.5)
-    assert found.inside == pytest.approx(0.01) and found.queued == pytest.approx(0.1)
-    assert found.wait == pytest.approx(0.01 / 0.09) and found.delivered == pytest.approx(40)
 
 
-def epochs_of(count: int, start: float, usual: float, **more: Any) -> dict[str, Any]:
-    """A record of epochs of 20 batches of 8, with a step of 10 ms."""
+def epochs_of(count: int, start: float, usual: float, changed: dict[int, tuple[int, float]] | None = None,
+              **loader: Any) -> dict[str, Any]:  # fmt: skip
+    """A record of epochs of 20 batches of 8, with a step of 10 ms. changed: by number, which part of a step is
+    another one."""
     steps = [[start if n == 0 else usual, 0.01, 0.0, 0.0, epoch] for epoch in range(count) for n in range(20)]
     steps[0][0] = 5.0  # the first batch of the run
-    loader = {"num_workers": 2, "persistent_workers": True, "length": 20, **more.pop("loader", {})}
-    return {"steps": steps, "noted": len(steps), "batches": len(steps), "sizes": [(8, 64)],
-            "starts": [5.0, *[start] * (count - 1)], "loader": loader, "shapes": "", "device": None,
-            "whole": list(range(count)), **more}  # fmt: skip
+    for number, (part, value) in (changed or {}).items():
+        steps[number][part] = value
+    loader = {"num_workers": 2, "persistent_workers": True, "length": 20, **loader}
+    return {**steps_of(steps), "sizes": [(8, 64)], "starts": [5.0, *[start] * (count - 1)], "loader": loader,
+            "whole": list(range(count))}  # fmt: skip
 
 
-def test_watched_waits_at_epoch_starts_count() -> None:
-    found = watched(epochs_of(3, start=1.0, usual=0.03))
-    epoch = 1.0 + 19 * 0.03 + 20 * 0.01
-    assert found.delivered == pytest.approx(160 / epoch)
-    assert found.wait == pytest.approx(1 - 0.2 / epoch)
-    assert found.delivered == pytest.approx(found.asked * (1 - found.wait))
-    assert found.inside == pytest.approx(epoch / 20 - 0.01) and found.steps == 40
+FIRST_APART = steps_of([[1.0, 1.0, 0.0, 0.0]] * 11 + [[0.02, 0.08, 0.0, 0.01]] * 20)
+EPOCH = 1.0 + 19 * 0.03 + 20 * 0.01
+#: each fourth step logs, and takes ten times as long
+LOGS = epochs_of(3, 0.03, 0.03, {number: (1, 0.1) for number in range(0, 60, 4)})
+WITHOUT_CORE = {**LOGS, "steps": [[*step[:3], 0.02, step[4], 0.0] for step in LOGS["steps"]]}
+RANGE = epochs_of(2, 0.3, 0.03, {number: (0, 0.4) for number in (25, 26, 33)})
+#: what was told, and the share of the cores that others used -> the facts
+TOLD: dict[str, tuple[dict[str, Any], float, dict[str, Any]]] = {
+    "first steps are apart": (FIRST_APART, 0.0, {"wait": 0.2, "asked": 50, "step_alone": 0.08}),
+    "others have the cores": (
+        FIRST_APART, 0.5, {"inside": 0.01, "queued": 0.1, "wait": 0.01 / 0.09, "delivered": 40}),
+    "workers have the cores": (
+        steps_of([[0.02, 0.08, 0.06, 0.0, 0, 0.05]] * 30), 0.0, {"step_alone": 0.03, "step_cores": 2}),
+    "starts of epochs count": (
+        epochs_of(3, 1.0, 0.03), 0.0,
+        {"delivered": 160 / EPOCH, "wait": 1 - 0.2 / EPOCH, "inside": EPOCH / 20 - 0.01, "steps": 40}),
+    "one epoch of workers that stay": (epochs_of(1, 1.0, 0.03), 0.0, {"delivered": 8 / 0.04}),
+    "one epoch of workers that start anew": (
+        epochs_of(1, 1.0, 0.03, persistent_workers=False), 0.0, {"delivered": 8 / (0.04 + (5.0 - 0.03) / 20)}),
+    "validation in a step is apart": (epochs_of(3, 0.03, 0.03, {30: (1, 30.0)}), 0.0, {"delivered": 8 / 0.04}),
+    "steps that log count": (LOGS, 0.0, {"delivered": 8 / (0.03 + 0.0325)}),
+    "steps that log, and others": (WITHOUT_CORE, 0.9, {}),
+    "uneven steps": (RANGE, 0.0, {"steps": 20}),
+}  # fmt: skip
 
 
-def test_watched_single_epoch_omits_start() -> None:
-    kept = watched(epochs_of(1, start=1.0, usual=0.03))
-    assert kept.delivered == pytest.approx(8 / 0.04)
-    anew = watched(epochs_of(1, start=1.0, usual=0.03, loader={"persistent_workers": False}))
-    assert anew.delivered == pytest.approx(8 / (0.04 + (5.0 - 0.03) / 20))
+@pytest.mark.parametrize("name", TOLD)
+def test_rates_and_waits_follow_from_the_watch(name: str) -> None:
+    told, others, expected = TOLD[name]
+    found = watched(told, others)
+    assert {field: getattr(found, field) for field in expected} == pytest.approx(expected)
+    assert found.delivered == pytest.approx(found.asked * (1 - found.queued) * (1 - found.wait))
 
 
-def test_watched_validation_inside_a_step_is_apart() -> None:
-    told = epochs_of(3, start=0.03, usual=0.03)
-    told["steps"][30][1] = 30.0
-    assert watched(told).delivered == pytest.approx(8 / 0.04)
-
-
-def test_asked_delivered_and_waits_add_up_for_uneven_steps() -> None:
-    """Each fourth step logs, and takes ten times as long."""
-    told = epochs_of(3, start=0.03, usual=0.03)
-    for step in told["steps"][::4]:
-        step[1] = 0.1
-    found = watched(told)
-    assert found.delivered == pytest.approx(found.asked * (1 - found.wait))
-    assert found.delivered == pytest.approx(8 / (0.03 + 0.0325))
-    told["steps"] = [[*step, 0.0] for step in told["steps"]]
-    for step in told["steps"]:
-        step[3] = 0.02
-    found = watched(told, others=0.9)
-    queued, wait = found.queued, found.wait
-    assert found.delivered == pytest.approx(found.asked * (1 - queued) * (1 - wait))
+def test_answer_tells_of_missing_cores_and_of_a_range() -> None:
+    found = watched(WITHOUT_CORE, 0.9)
     line = report.answer(facts(watched=vars(found)))
-    assert f"had no core for {queued:.0%} of its time" in line and f"of the rest the program waits for data {wait:.0%} of it" in line
-
-
-def test_uneven_steps_are_told_with_a_range() -> None:
-    even = watched(epochs_of(3, start=0.03, usual=0.03))
-    assert even.range == pytest.approx([200, 200])
-    told = epochs_of(2, start=0.3, usual=0.03)
-    for number in (25, 26, 33):
-        told["steps"][number][0] = 0.4
-    found = watched(told)
+    assert f"had no core for {found.queued:.0%} of its time inside its loader, and waits for data {found.wait:.0%} of" in line
+    assert watched(epochs_of(3, 0.03, 0.03)).range == pytest.approx([200, 200])
+    found = watched(RANGE)
     assert found.range[0] < found.delivered < found.range[1]
     assert " (uncertain, by 20 steps: " in report.answer(facts(watched=vars(found)))
 
 
 # ---- changes -------------------------------------------------------------------------------
+
+WHOLE = {"whole": True, "bytes": 1000.0, "share": 1.0, "calls": 0, "after": ""}
+LOCKED = contending("wait for a file's lock", 0.008, kind="lock", inside=("read()",))
+
+
+def waiting(asked: float) -> dict[str, Any]:
+    """A worker that waits makes 25 samples a second, and needs no core."""
+    return {"workers": 1, "costs": [(0.04, 0.0004)] * 64, "watched": {"asked": asked, "step": 8 / asked},
+            "rates": {("torch", 1): 25.0, ("torch", 2): 50.0, ("torch", 4): 100.0}}  # fmt: skip
+
+
+#: what was found -> a change, its predicted rate, and other facts of it
+CHANGES: dict[str, tuple[dict[str, Any], str, float, dict[str, Any]]] = {
+    "the cores bound it": (crowded(work={"cache": WHOLE}), "a cache of whole samples", 160, {}),
+    "only threads wait": (
+        of_threads(0.02, "holds it"), "processes in place of threads", 200,
+        {"paste": 'worker_type="process"', "check": RateRequest("minato", 2, worker_type="process")}),
+    "only processes wait": (
+        {"contend": {**LOCKED, "threads": threads(0.01)}, "costs": [(0.01, 0.0)] * 64},
+        "threads in place of processes", 360, {"paste": 'from minato import DataLoader  # and worker_type="thread"'}),
+    "handing over costs most": (CHEAP, "num_workers=0", 50_000, {"check": RateRequest("own", 0)}),
+    "workers that wait, of a slow step": (waiting(90.0), "num_workers=4", 90, {"note": ""}),
+    "workers that wait": (
+        waiting(150.0), "num_workers=6", 150, {"note": "extrapolated from rates of 1, 2, 4 workers"}),
+    "workers that wait, of a fast step": (
+        waiting(1000.0), "num_workers=8", 200, {"note": "extrapolated from rates of 1, 2, 4 workers"}),
+    "an epoch's end takes two seconds": (
+        {"watched": {"starts": 4}, "loader": {"persistent_workers": False}, "ends": {"torch": 2.08, "minato": 0.0}},
+        "persistent_workers=True", 1000 / 5.08, {"check": RateRequest("own", 2, persistent=True)}),
+    "workers are spawned": (SPAWNED, "persistent_workers=True", 1000 / 5.08, {"check": None}),
+    # 1,000 samples at 200/s take 5 s, and the end of an epoch takes one more
+    "an epoch's end takes one second": (
+        {"ends": {"torch": 1.0, "minato": 0.0}}, "minato.DataLoader in place of torch's", 200, {"gain": pytest.approx(1.2)}),
+    "the step slows the loader down": ({**ALONE, "paced": {"rate": 1 / (1 / 50 + 1 / 400)}}, "num_workers=2", 95, {}),
+    "slow sampler": (
+        drawn(2), "indices drawn once an epoch, in place of Weighted", 400,
+        {"place": ["draw.py", 9], "check": None}),  # a study's loaders have their indices already
+    "slow sampler without workers": (
+        drawn(0), "indices drawn once an epoch, in place of Weighted", 1 / (1 / 400 + 1 / 1000), {}),
+    "file opened again": (
+        opens(0.99), "zipfile.ZipFile kept open in each worker", Facts(facts(**opens(0.99))).cheaper_rate(5),
+        {"place": ["a.py", 3], "check": RateRequest("own", 2, open=True)}),
+    "slow first reads": (
+        reads_again(0.004), "h5py.File kept open in each worker", Facts(facts(**reads_again(0.004))).cheaper_rate(2.5), {}),
+    "photos": (
+        {"work": {"photos": 0.004}}, "photos decoded by minato.ops, where a crop needs them",
+        Facts(facts()).cheaper_rate(2.5), {"check": RateRequest("own", 2, photos=True), "data": "unchanged"}),
+    "iterable dataset": (
+        {"workers": 1, "rates": {("torch", 1): 100.0, ("torch", 2): 190.0}, "loader": {"iterable": True, "samples": None}},
+        "num_workers=2", 190, {"data": "unchanged only if the dataset splits its samples between its workers"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_is_predicted(name: str) -> None:
+    given, what, predicted, others = CHANGES[name]
+    [change] = [one for one in candidates(Facts(facts(**given)))[0] if one.what == what]
+    assert change.predicted == pytest.approx(predicted, rel=0.01)
+    assert {field: getattr(change, field) for field in others} == others
+
+
+#: what was found -> a change that would not help, and why
+USELESS: dict[str, tuple[dict[str, Any], str]] = {
+    "processes wait as long": (
+        of_threads(0.02, processes=0.02, kind="lock"),
+        "processes in place of threads: measured 1.00 times as many samples at once"),
+    "the step has a core": (
+        {"watched": {"step_cores": 1.0}, "rates": {("torch", 1): 190.0, ("torch", 2): 380.0}},
+        "more workers: there are 2 for 2 cores, of which the step uses 1, and samples compute for 100% of their time"),
+    "little memory": (
+        {"work": {"cache": {**WHOLE, "bytes": 1e9}}}, "a cache of whole samples: it needs 1 TB, and 1 GB are available"),
+    "even samples": ({}, "minato's loader: measured 1.00 times with 2 workers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USELESS)
+def test_change_that_would_not_help_is_explained(name: str) -> None:
+    given, words = USELESS[name]
+    assert words in candidates(Facts(facts(**given)))[1]
+
+
+def test_changes_are_ranked_by_their_gain() -> None:
+    f = Facts(facts(**ALONE, work={"cache": {**WHOLE, "whole": False, "share": 0.9, "calls": 1, "after": "decode()"}}))
+    assert [change.what.partition(" ")[0] for change in candidates(f)[0]] == ["a", "num_workers=2"]
+    assert candidates(Facts(facts()))[0] == []
+
+
+def test_slow_sampler_takes_turns_with_the_step() -> None:
+    f = Facts(facts(**drawn(2)))
+    assert f.program_rate(1800.0, 2) == pytest.approx(8 / 0.18) and f.asked_alone == pytest.approx(8 / f.step_alone)
+    assert not any(one.what.startswith("num_workers") for one in candidates(f)[0])
+
+
+def test_ends_of_epochs_count_in_predictions() -> None:
+    """1,000 samples at 200/s take 5 s, and the end of an epoch takes one more."""
+    f = Facts(facts(ends={"torch": 1.0, "minato": 0.0}))
+    assert f.program_rate(200.0, 2) == pytest.approx(1000 / 6) and f.program_rate(200.0, 2, "minato") == 200
+    assert Facts(facts(**SPAWNED)).program_rate(200.0, 2) == pytest.approx(1000 / 15)
+    found = facts(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("hand-over", 2): 1e6},
+                  ends={"torch": 1.0, "hand-over": 0.4})  # fmt: skip
+    # the step takes 400: ten times as cheap a sample waits 0.4 s and a tenth of the rest
+    assert Facts(found).cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 400 + 0.46), rel=1e-3)
+    free = Facts(replace(found, free=Rate(rate=300.0)))  # what was measured with the step counts
+    assert free.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 300 + 0.4))
+
+
+def test_more_workers_for_uneven_samples_are_simulated() -> None:
+    """Measured rates say by chance that further workers gain little."""
+    costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 4
+    f = Facts(facts(workers=4, costs=costs, watched={"asked": 9000.0, "step": 8 / 9000},
+                    rates={("torch", 1): 180.0, ("torch", 2): 300.0, ("torch", 4): 320.0}))  # fmt: skip
+    [change] = [c for c in candidates(f)[0] if c.what == "num_workers=8"]
+    gain = virtual_rate(f, 8, False) / virtual_rate(f, 4, False)
+    assert gain > 1.4 and change.predicted == pytest.approx(320 * gain)
+
+
+def test_loader_that_waits_for_the_step_has_no_speed() -> None:
+    assert Facts(facts(**ALONE, paced={"rate": 1 / (1 / 50 + 1 / 400)})).speed_with_step() == pytest.approx(0.5)
+    assert Facts(facts(**ALONE, paced={"rate": 399.0})).speed_with_step() == 1
 
 
 def test_a_change_is_settled_within_the_bound() -> None:
@@ -421,74 +497,8 @@ def test_checks_are_judged_by_pairs() -> None:
     assert change.settled and change.bound == 0.15 and change.predicted == 120
 
 
-def ending(found: Any, **ends: float) -> Facts:
-    """The facts with what ends of epochs cost each loader of two workers."""
-    for rate in found.rates:
-        if rate.workers == 2:
-            rate.end = ends[rate.loader.replace("-", "_")]
-            rate.again = rate.end
-    return Facts(found)
-
-
-def test_ends_of_epochs_count_in_predictions() -> None:
-    """1,000 samples at 200/s take 5 s, and the end of an epoch takes one more."""
-    f = ending(facts(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("minato", 2): 200.0}),
-               torch=1.0, minato=0.0)  # fmt: skip
-    assert f.program_rate(200.0, 2) == pytest.approx(1000 / 6) and f.program_rate(200.0, 2, "minato") == 200
-    [change] = [c for c in candidates(f)[0] if c.what.startswith("minato.DataLoader")]
-    assert change.gain == pytest.approx(1.2)
-    found = facts(rates={("torch", 1): 100.0, ("torch", 2): 200.0, ("hand-over", 2): 1e6})
-    f = ending(found, torch=1.0, hand_over=0.4)
-    # the step takes 400: ten times as cheap a sample waits 0.4 s and a tenth of the rest
-    assert f.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 400 + 0.46), rel=1e-3)
-    free = Facts(replace(found, free=Rate(rate=300.0)))  # what was measured with the step counts
-    assert free.cheaper_rate(10.0) == pytest.approx(1000 / (1000 / 300 + 0.4))
-
-
-@pytest.mark.parametrize("asked, target", [(90.0, 4), (150.0, 6), (1000.0, 8)])
-def test_workers_that_wait_are_as_many_as_needed(asked: float, target: int) -> None:
-    """A worker that waits makes 25 samples a second, and needs no core."""
-    found = facts(workers=1, costs=[(0.04, 0.0004)] * 64, watched={"asked": asked, "step": 8 / asked},
-                  rates={("torch", 1): 25.0, ("torch", 2): 50.0, ("torch", 4): 100.0})  # fmt: skip
-    [change] = candidates(Facts(found))[0]
-    assert change.what == f"num_workers={target}"
-    assert change.predicted == pytest.approx(min(asked, 25 * target))
-    assert change.note.startswith("extrapolated") == (target > 4)
-
-
-def test_more_workers_for_uneven_samples_are_simulated() -> None:
-    """Measured rates say by chance that further workers gain little."""
-    costs = ([(0.003, 0.0)] * 99 + [(0.3, 0.0)]) * 4
-    found = facts(workers=4, costs=costs, watched={"asked": 9000.0, "step": 8 / 9000},
-                  rates={("torch", 1): 180.0, ("torch", 2): 300.0, ("torch", 4): 320.0})  # fmt: skip
-    f = Facts(found)
-    [change] = [c for c in candidates(f)[0] if c.what == "num_workers=8"]
-    gain = virtual_rate(f, 8, False) / virtual_rate(f, 4, False)
-    assert gain > 1.4 and change.predicted == pytest.approx(320 * gain)
-
-
-def test_workers_that_stay_are_predicted_and_checked() -> None:
-    found = facts(watched={"starts": 4})
-    found.loader["persistent_workers"] = False
-    f = ending(found, torch=2.08, minato=0.0)
-    [change] = [c for c in candidates(f)[0] if c.what == "persistent_workers=True"]
-    assert change.check == RateRequest("own", 2, persistent=True)
-    assert change.predicted == pytest.approx(1000 / (5 + 0.08))
-
-
-def test_predictions_are_of_the_loader_with_its_step() -> None:
-    rates = {("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}
-    found = facts(workers=0, rates=rates, paced={"rate": 1 / (1 / 50 + 1 / 400)})
-    f = Facts(found)
-    assert f.speed_with_step() == pytest.approx(0.5)
-    [change] = candidates(f)[0]
-    assert change.what == "num_workers=2" and change.predicted == pytest.approx(95)
-    found.paced = Rate(rate=399.0)  # it waits for the step: nothing is known of the loader
-    assert Facts(found).speed_with_step() == 1
-
-
 def test_change_with_small_checked_gain_is_useless() -> None:
-    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
+    found = facts(**ALONE)
     found.helps, found.useless = candidates(Facts(found))
     [change] = found.helps
     enter_check(change, 80.0, [(80.0, 84.0)])
@@ -499,28 +509,8 @@ def test_change_with_small_checked_gain_is_useless() -> None:
     assert found.useless[0].startswith("num_workers=2: 1.05 times when checked on 100 samples (predicted ")
 
 
-def test_changes_are_ranked_and_useless_ones_explained() -> None:
-    rates = {("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}
-    cache = {"whole": False, "bytes": 1000.0, "share": 0.9, "calls": 1, "after": "decode()"}
-    f = Facts(facts(workers=0, rates=rates, work={"cache": cache}))
-    helps, useless = candidates(f)
-    assert [change.what.partition(" ")[0] for change in helps] == ["a", "num_workers=2"]
-    assert helps[1].paste == "num_workers=2" and helps[1].predicted == pytest.approx(190)
-    f = Facts(facts(work={"cache": {**cache, "bytes": 1e9}}))
-    helps, useless = candidates(f)
-    assert helps == [] and len(useless) == 3
-    assert "more workers: there are 2 for 2 cores" in useless[0]
-    assert "minato's loader: measured 1.00 times with 2 workers" in useless[1] and "it needs 1 TB" in useless[2]
-
-
-def test_cores_of_the_step_are_among_the_reasons() -> None:
-    found = facts(watched={"step_cores": 1.0, "step": 0.02}, rates={("torch", 1): 190.0, ("torch", 2): 380.0})
-    useless = candidates(Facts(found))[1]
-    assert useless[0].startswith("more workers: there are 2 for 2 cores, of which the step uses 1, and samples compute")
-
-
 def test_answers_have_few_lines_and_the_limit_first() -> None:
-    found = facts(rates={("torch", 0): 100.0, ("torch", 2): 190.0, ("torch", 1): 95.0}, workers=0)
+    found = facts(**ALONE)
     found.limit = limit(Facts(found))
     found.helps, found.useless = candidates(Facts(found))
     found.notes = [f"note {n}" for n in range(40)]
@@ -547,7 +537,7 @@ def test_measured_rates_win_on_a_quiet_machine(others: float, helps: bool) -> No
 
 
 def test_factors_have_one_base_that_is_told() -> None:
-    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0})
+    found = facts(**ALONE)
     found.helps, found.useless = candidates(Facts(found))
     change = found.helps[0]
     enter_check(change, 80.0, [(50.0, 150.0)])
@@ -564,7 +554,7 @@ def test_factors_have_one_base_that_is_told() -> None:
 
 def test_factors_with_several_loaders_name_the_program_too() -> None:
     """Its loop takes half of the time: three times as fast there is 1.5 times as fast for the program."""
-    found = facts(workers=0, rates={("torch", 0): 100.0, ("torch", 1): 95.0, ("torch", 2): 190.0}, validates=True)
+    found = facts(**ALONE, validates=True)
     found.helps, found.useless = candidates(Facts(found))
     enter_check(found.helps[0], 80.0, [(50.0, 150.0)])
     found.helps[0].samples = 10
@@ -575,111 +565,6 @@ def test_factors_with_several_loaders_name_the_program_too() -> None:
     answer = report.answer(found)
     assert "they are of the loop over this validation loader, which took 50% of the program's time" in answer
     assert "checked 240 (3.00 times, the program 1.50)" in answer and "  validation loader: DataLoader at" in answer
-
-
-def test_kept_workers_ask_for_one_loader() -> None:
-    """Where the program makes a loader in each epoch, workers that stay are not enough."""
-    slow = {"start": 2.0, "starts": 4, "batches": 100}
-    for objects, what in ((1, "persistent_workers=True"),
-                          (4, "one loader for all epochs, persistent_workers=True")):  # fmt: skip
-        found = facts(watched={**slow, "objects": objects})
-        found.loader["persistent_workers"] = False
-        named = [one.what for one in candidates(Facts(found))[0]]
-        assert what in named
-
-
-@pytest.mark.parametrize("method, kind", [("spawn", "start"), ("fork", "work")])
-def test_slow_starts_of_workers_are_the_limit(method: str, kind: str) -> None:
-    """1,000 samples at 200/s take 5 s, and spawned workers take 10 more. The study forks its own."""
-    stages = [stage("transform 0 (Slow)", 0.009)]
-    found = facts(watched={"start": 10.0, "starts": 4}, stages=stages)
-    found.loader.update(persistent_workers=False, start_method=method)
-    for one in found.rates if method == "fork" else ():
-        one.again = 0.1
-    f = Facts(found)
-    assert limit(f).kind == kind
-    if method == "spawn":
-        assert f.program_rate(200.0, 2) == pytest.approx(1000 / 15)
-        [change] = [c for c in candidates(f)[0] if c.what == "persistent_workers=True"]
-        assert change.predicted == pytest.approx(1000 / 5.08) and change.check is None
-
-
-def test_starts_limit_epochs_that_are_short() -> None:
-    """Epochs of 8 batches have no middle, so what their end costs was not measured apart."""
-    found = facts(watched={"start": 0.6, "starts": 9}, rates={("torch", 1): 90.0, ("torch", 2): 90.0},
-                  costs=[(1e-5, 1e-5)] * 64)  # fmt: skip
-    found.loader.update(persistent_workers=False, start_method="fork", length=8)
-    found.rates[1].again = 0.6
-    assert limit(Facts(found)).kind == "start"
-    found.loader["length"] = 800
-    assert limit(Facts(found)).kind != "start"
-
-
-@pytest.mark.parametrize("free, kind", [(60.0, "collate"), (10.0, "hand-over")])
-def test_slow_collate_fn_is_the_limit(free: float, kind: str) -> None:
-    """Joining takes 30 ms for each sample, and two workers hand over one each 1 / free seconds."""
-    rates = {("torch", 1): 50.0, ("torch", 2): 60.0, ("hand-over", 2): free}
-    found, line = kind_of(work={"collate": 0.03}, rates=rates)
-    assert found == kind and ("3.0 times as long as making" in line) == (kind == "collate")
-
-
-def sampled(seconds: float, **given: Any) -> Any:
-    drawn = {"name": "Weighted", "place": ["draw.py", 9], "seconds": seconds, "draws": True}
-    return facts(sampler=drawn, **given)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_slow_sampler_is_the_limit_and_workers_are_not_advised(workers: int) -> None:
-    """A batch of 8 is drawn in 160 ms, and the step takes 20."""
-    rates = {("torch", 0): 1000.0, ("torch", 1): 900.0, ("torch", 2): 1800.0, ("minato", 2): 1800.0}
-    found = sampled(0.02, workers=workers, rates=rates, costs=[(0.001, 0.001)] * 64,
-                    watched={"inside": 0.16})  # fmt: skip
-    f = Facts(found)
-    if workers:
-        assert f.program_rate(1800.0, 2) == pytest.approx(8 / 0.18)
-        assert f.asked_alone == pytest.approx(8 / f.step_alone)
-    told = limit(f)
-    assert told.kind == "sampler" and "Weighted (draw.py:9) takes 20 ms" in told.line
-    helps, useless = candidates(f)
-    assert helps[0].place == ["draw.py", 9] and "WeightedRandomSampler" in helps[0].paste
-    assert helps[0].predicted == pytest.approx(400 if workers else 1 / (1 / 400 + 1 / 1000))
-    assert helps[0].check == RateRequest("own", workers, drawn=True)
-    assert not any(one.what.startswith("num_workers") for one in helps)
-    if not workers:
-        assert "more workers: the sampler runs in the program's own process" in useless[0]
-
-
-def test_sampler_that_workers_outlast_is_not_the_limit() -> None:
-    """Two workers make 8 samples in 40 ms, in which they are drawn, too."""
-    found = sampled(0.002, watched={"inside": 0.02, "step": 0.02}, costs=[(0.01, 0.001)] * 64)
-    assert limit(Facts(found)).kind != "sampler"
-
-
-@pytest.mark.parametrize("again, kind", [(0.99, "open"), (0.0, "storage")])
-def test_file_opened_again_for_each_sample_is_the_limit(again: float, kind: str) -> None:
-    """It waits for reads, which keeping it open saves. Files of which each sample has its own stay."""
-    opens = replace(stage("zipfile.ZipFile", 0.001, kind="open"), whole=0.008, again=again, place=["a.py", 3])
-    inner = stage("file read", 0.007, 0.0, kind="read", reads=True, inside=("zipfile.ZipFile",))
-    f = Facts(facts(stages=[opens, inner], costs=[(0.01, 0.003)] * 64))
-    found, helps = limit(f), candidates(f)[0]
-    assert found.kind == kind
-    named = [change for change in helps if "kept open" in change.what]
-    assert bool(named) == (kind == "open")
-    if named:
-        assert "zipfile.ZipFile (a.py:3) takes 80% of a sample" in found.line
-        assert named[0].place == ["a.py", 3] and named[0].paste.startswith("open_once = functools.lru_cache")
-        assert named[0].check == RateRequest("own", 2, open=True)
-        assert named[0].predicted == pytest.approx(f.cheaper_rate(5))
-
-
-@pytest.mark.parametrize("kept_open, kind", [(None, "work"), (0.004, "open")])
-def test_slow_first_reads_count_as_opening(kept_open: float | None, kind: str) -> None:
-    """The first read of a file takes longer, and each is a first one: only keeping it open shows that."""
-    opens = replace(stage("h5py.File", 0.003, kind="open"), whole=0.003, again=0.99, place=["a.py", 3])
-    f = Facts(facts(stages=[opens, stage("read()", 0.0065)], work={"kept_open": kept_open}))
-    assert limit(f).kind == kind
-    [change] = [one for one in candidates(f)[0] if "kept open" in one.what]
-    assert change.predicted == pytest.approx(f.cheaper_rate(2.5 if kept_open else 1 / 0.7))
 
 
 @pytest.mark.parametrize("anyway", [False, True])
@@ -708,26 +593,17 @@ def test_files_that_the_program_has_written_leave_a_doubt() -> None:
     assert told.limit.kind == "cores" and "such as a.npy" in told.notes[0]
 
 
-def test_more_workers_of_an_iterable_dataset_may_repeat_samples() -> None:
-    found = facts(workers=1, rates={("torch", 1): 100.0, ("torch", 2): 190.0})
-    found.loader.update(iterable=True, samples=None)
-    [change] = [one for one in candidates(Facts(found))[0] if one.what == "num_workers=2"]
-    assert change.data.startswith("unchanged only if the dataset splits")
-
-
-def test_unknown_limit_names_known_facts() -> None:
-    kind, line = kind_of(costs=[], rates={})
-    assert kind == "unknown" and "waits for data 50% of its time" in line
-    work: dict[str, Any] = {"failures": 0, "failed": ["sample 1: FileNotFoundError: [Errno 2] No such file: '/tmp/1.jpg'"]}
-    assert "Run it again with --pause" in kind_of(costs=[], rates={}, work=work)[1]
-    paused = {"cores": 2, "memory_available": 10**9, "argv": ["--pause"]}
-    assert "no sample could be made" in kind_of(costs=[], rates={}, work=work, machine=paused)[1]
-
-
-def test_photos_that_minato_decodes_are_a_change() -> None:
-    f = Facts(facts(work={"photos": 0.004}))
-    [change] = [one for one in candidates(f)[0] if "native_images" in one.paste]
-    assert change.predicted == pytest.approx(f.cheaper_rate(2.5)) and change.data == "unchanged"
-    assert change.check is not None and change.check.photos
-    assert change.paste.startswith("from minato import ops  # and make the loader with ops.native_images(DATASET)")
-    assert not [one for one in candidates(Facts(facts()))[0] if "native_images" in one.paste]
+@pytest.mark.parametrize("maker, kind, name", [
+    (None, "torch.utils.data.dataloader.DataLoader", ""), ("transformers", "accelerate.data_loader.DataLoaderShard",
+    "transformers"), (None, "monai.data.DataLoader", "monai.data.DataLoader"),
+])  # fmt: skip
+def test_advice_can_be_followed_where_a_library_loads(maker: str | None, kind: str, name: str) -> None:
+    found = facts(place=["train.py", 3, "train_dataloader"])
+    found.loader.update({"class": kind, "maker": maker})
+    for paste, patched in (
+        ("num_workers=2", "num_workers=2  # "), ("from minato import DataLoader", "minato.patch_torch()  # "),
+        ('from minato import DataLoader  # and cache="1GiB"', 'minato.patch_torch()  # and cache="1GiB"; '),
+    ):  # fmt: skip
+        expected = f"{patched}docs/recipes.md says how with {name}" if name else paste
+        assert _paste_for(Facts(found), paste) == expected
+    assert _paste_for(Facts(found), "open_once = cached(h5py.File)") == "open_once = cached(h5py.File)"

@@ -256,7 +256,7 @@ def test_moves_are_found_timed_and_checked() -> None:
 
     found, shape, names = in_a_fork(run)
     [move] = found["moves"]
-    assert found["chains"] == 1 and move["names"] == ["Half", "Roll", "Grain"] == names
+    assert move["names"] == ["Half", "Roll", "Grain"] == names
     assert move["before"] > 0 and move["after"] > 0 and move["samples"] >= 4
     assert shape == [4, 3, 32, 32]
 
@@ -267,7 +267,7 @@ def test_answer_names_effect_of_an_order() -> None:
             "over": ["Blur"], "earlier": True, "before": 0.01, "after": 0.004}  # fmt: skip
     other = {**move, "exact": False, "equal": False, "draws": False, "name": "Scale"}
     shapes = {**other, "alike": False, "name": "Bad"}
-    found = whole(orders={"chains": 1, "moves": [move, other, shapes], "failed": []})
+    found = whole(orders={"moves": [move, other, shapes], "failed": []})
     said = report.answer(found)
     assert "Crop before Blur: predicted 400 samples/s (2.00 times)" in said
     assert "data exact: known to commute, and equal in 63 tries" in said

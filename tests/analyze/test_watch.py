@@ -94,39 +94,23 @@ def test_loader_made_by_library_has_programs_place(tmp_path: Path) -> None:
     assert printed.splitlines() == ["10 prepares <module>", "12 transformers <module>"]
 
 
-def test_loaders_that_validate_are_known(tmp_path: Path) -> None:
-    """By eval() of what trained before, and by no_grad(); a frozen part is no validation."""
-    printed = run(tmp_path, """
-        import minato.analyze.watch as watch
-        import torch
-        from torch.utils.data import DataLoader
-        watch.Watch._fork_keeper = lambda *_: None
-        plain = torch.nn.Module.train
-        first, second = (torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout()) for _ in range(2))
-        loaders = [DataLoader(range(8 + n), 2) for n in range(4)]
-        second.eval()
-        list(loaders[0])  # a teacher that is frozen, and a student that was never set
-        first.train()
-        first[0].eval()
-        list(loaders[1])
-        first.eval()
-        list(loaders[2])
-        first.train()
-        with torch.inference_mode():
-            list(loaders[3])
-        print([record.summary()["validates"] for record in watch.current.loaders.values()])
-        watch.current.end()
-        print(torch.nn.Module.train is plain)
-        """)  # fmt: skip
-    assert printed.splitlines() == ["[False, False, True, True]", "True"]
-
-
-def test_step_between_two_loaders_excludes_other_waits(tmp_path: Path) -> None:
-    printed = run(tmp_path, """
-        import time
+#: what they begin with; no copies of the process are made
+WATCHED = """
         import minato.analyze.watch as watch
         from torch.utils.data import DataLoader, Dataset
         watch.Watch._fork_keeper = lambda *_: None
+        loaders = watch.current.loaders"""
+#: programs -> what they print
+NOTED = {
+    "a loader that validates": ("""
+        import torch
+        list(DataLoader(range(8), 2))
+        with torch.inference_mode():
+            list(DataLoader(range(9), 2))
+        print([record.summary()["validates"] for record in loaders.values()])
+        """, "[False, True]"),
+    "steps without the waits for another loader": ("""
+        import time
         class Slow(Dataset):
             def __len__(self):
                 return 5
@@ -135,10 +119,54 @@ def test_step_between_two_loaders_excludes_other_waits(tmp_path: Path) -> None:
                 return index
         for fast, slow in zip(DataLoader(range(5)), DataLoader(Slow())):
             pass
-        fast, slow = watch.current.loaders.values()
+        fast, slow = loaders.values()
         print(sum(step.step for step in fast.steps) < 0.1, slow.spent > 0.3, fast.spent < 0.1)
-        """)  # fmt: skip
-    assert printed.splitlines() == ["True True True"]
+        """, "True True True"),
+    "samples of a batch": ("""
+        import torch
+        from torch.utils.data import BatchSampler
+        from minato.analyze.facts import watch_facts
+        from minato.analyze.records import Told, parse
+        images = lambda batch: tuple(batch)  # the first thing in a batch is one image of 3 channels
+        data = [torch.zeros(3, 8, 9)] * 20
+        for loader in (
+            DataLoader(data, batch_size=4, collate_fn=images),
+            DataLoader(data, batch_sampler=BatchSampler(range(20), 4, False), collate_fn=images),
+            DataLoader(data, batch_sampler=[[0, 1], [2, 3]]),
+            DataLoader(data, batch_size=None),  # a sample, whatever it holds
+        ):
+            list(loader)
+        print([watch_facts(parse(Told, record.summary())).batch for record in loaders.values()])
+        """, "[4, 4, 2, 1]"),
+    "torch's loader, and one that is patched": ("""
+        import minato
+        list(DataLoader(range(6), 2))
+        minato.patch_torch()
+        list(DataLoader(range(7), 2))
+        print([record.loader["minato"] for record in loaders.values()])
+        """, "[False, True]"),
+    "epochs to their end, and one that is left": ("""
+        import time
+        class Slow(DataLoader):
+            def __iter__(self):
+                time.sleep(0.05)  # of the first batch
+                return super().__iter__()
+        loader = Slow(range(6), 2)
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                if epoch == 1 and number == 1:
+                    break
+        record, = loaders.values()
+        print([step[4] for step in record.steps], record.whole, record.loader["length"])
+        print([step[0] > 0.05 for step in record.steps])
+        """, "[0, 0, 0, 1, 2, 2, 2] [0, 2] 3\n[True, False, False, True, True, False, False]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NOTED)
+def test_programs_are_noted_by_the_watch(what: str, tmp_path: Path) -> None:
+    text, printed = NOTED[what]
+    assert run(tmp_path, WATCHED + text) == printed + "\n"
 
 
 def test_a_notebook_gets_its_answer(tmp_path: Path) -> None:
@@ -153,41 +181,6 @@ def test_a_notebook_gets_its_answer(tmp_path: Path) -> None:
         """)  # fmt: skip
     answers = [line for line in printed.splitlines() if line.startswith(("Limit: ", "No conclusion: "))]
     assert len(answers) == 2
-
-
-def test_a_batch_has_as_many_samples_as_asked_for(tmp_path: Path) -> None:
-    printed = run(tmp_path, """
-        import torch
-        from torch.utils.data import BatchSampler, DataLoader
-        import minato.analyze.watch as watch
-        from minato.analyze.facts import watch_facts
-        from minato.analyze.records import Told, parse
-        watch.Watch._fork_keeper = lambda *_: None
-        images = lambda batch: tuple(batch)  # the first thing in a batch is one image of 3 channels
-        data = [torch.zeros(3, 8, 9)] * 20
-        for loader in (
-            DataLoader(data, batch_size=4, collate_fn=images),
-            DataLoader(data, batch_sampler=BatchSampler(range(20), 4, False), collate_fn=images),
-            DataLoader(data, batch_sampler=[[0, 1], [2, 3]]),
-            DataLoader(data, batch_size=None),  # a sample, whatever it holds
-        ):
-            list(loader)
-        print([watch_facts(parse(Told, record.summary())).batch for record in watch.current.loaders.values()])
-        """)  # fmt: skip
-    assert printed == "[4, 4, 2, 1]\n"
-
-
-def test_a_patched_loader_is_noted_as_minatos(tmp_path: Path) -> None:
-    printed = run(tmp_path, """
-        from torch.utils.data import DataLoader
-        import minato, minato.analyze.watch as watch
-        watch.Watch._fork_keeper = lambda *_: None
-        list(DataLoader(range(6), 2))
-        minato.patch_torch()
-        list(DataLoader(range(7), 2))
-        print([record.loader["minato"] for record in watch.current.loaders.values()])
-        """)  # fmt: skip
-    assert printed == "[False, True]\n"
 
 
 def test_watch_restores_replaced_methods(tmp_path: Path) -> None:
@@ -245,30 +238,6 @@ def test_a_device_is_watched_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.wait == pytest.approx(1 / 3, abs=0.02)
 
 
-def test_watch_notes_epochs_to_their_end(tmp_path: Path) -> None:
-    """A loop that breaks has no whole epoch; iter() belongs to the first batch."""
-    lines = run(tmp_path, """
-        import time
-        import minato.analyze.watch as watch
-        from torch.utils.data import DataLoader
-        class Slow(DataLoader):
-            def __iter__(self):
-                time.sleep(0.05)
-                return super().__iter__()
-        watch.Watch._fork_keeper = lambda *_: None
-        loader = Slow(range(6), 2)
-        for epoch in range(3):
-            for number, batch in enumerate(loader):
-                if epoch == 1 and number == 1:
-                    break
-        record, = watch.current.loaders.values()
-        print([step[4] for step in record.steps], record.whole, record.loader["length"])
-        print([step[0] > 0.05 for step in record.steps])
-        """).splitlines()  # fmt: skip
-    assert lines[0] == "[0, 0, 0, 1, 2, 2, 2] [0, 2] 3"
-    assert lines[1] == "[True, False, False, True, True, False, False]"
-
-
 def test_watch_notes_steps_without_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a step of 20 ms and a loader of 30 ms, the thread has no core for 5 and 2 ms."""
     now = without = 0.0
@@ -288,15 +257,6 @@ def test_watch_notes_steps_without_a_core(monkeypatch: pytest.MonkeyPatch) -> No
     assert [inside, step, queued, step_queued] == pytest.approx([0.03, 0.02, 0.002, 0.005])
 
 
-def test_program_to_be_paused_needs_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = watch.LoaderRecord("key", DataLoader(range(40)), None)  # type: ignore[arg-type]
-    record.begun, record.batches, record.whole = 0.0, 40, [0]
-    record.steps = [watch.Step(0.0, 0.0, 0.0)] * 40
-    assert not record.has_seen_enough(4.0)
-    monkeypatch.setenv(watch.VARIABLE, command.Listener(pauses=True).name)
-    assert record.has_seen_enough(4.0)
-
-
 def test_programs_in_a_folder_named_minato_have_a_place(tmp_path: Path) -> None:
     folder = tmp_path / "minato"
     folder.mkdir()
@@ -311,7 +271,7 @@ def test_programs_in_a_folder_named_minato_have_a_place(tmp_path: Path) -> None:
     assert printed == "5\n"
 
 
-def test_watch_waits_for_a_second_epoch_nearby() -> None:
+def test_watch_waits_for_a_second_epoch_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
     def enough(length: int, batches: int, seconds: float, whole: int) -> bool:
         record = watch.LoaderRecord("key", DataLoader(range(length)), None)  # type: ignore[arg-type]
         record.begun, record.batches, record.whole = 0.0, batches, list(range(whole))
@@ -326,6 +286,8 @@ def test_watch_waits_for_a_second_epoch_nearby() -> None:
     assert not enough(length=40, batches=20, seconds=4.0, whole=1)
     assert not enough(length=16, batches=32, seconds=4.0, whole=2)  # of 16 steps of later epochs
     assert enough(length=16, batches=48, seconds=6.0, whole=3)
+    monkeypatch.setenv(watch.VARIABLE, command.Listener(pauses=True).name)
+    assert enough(length=40, batches=40, seconds=4.0, whole=1)  # a program that is to be paused may have no other
 
 
 def test_no_random_number_is_drawn(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ dist.destroy_process_group()
 def test_validation_on_one_rank_is_left_out(tmp_path: Path, capsys: Any) -> None:
     assert ranks.run([str(path) for path in launched(tmp_path, VALIDATES, 2)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    validation = "Planted (32 samples), 4 batches of rank 0"
+    validation = "Planted (batch_size=4, DistributedSampler, 32 samples), 4 batches of rank 0"
     assert lines[:3] == [
         "2 ranks, 22 batches that all of them have",
         f"  left out, as not every rank has the loader: {validation}",
@@ -188,8 +188,9 @@ def test_validation_on_one_rank_is_left_out(tmp_path: Path, capsys: Any) -> None
     assert lines[4].startswith("  rank 1 ")
     worst = lines[lines.index("worst steps") + 1 :][:2]
     for line, epoch in zip(sorted(line.split("  ")[-1] for line in worst), "01", strict=True):
-        assert line.startswith(f"rank 1, Planted (48 samples), epoch {epoch}, batch 3, sample 25 (")
-    assert sum(" rank " in line and ", other, epoch" in line for line in lines) > 0
+        name = "rank 1, Planted (batch_size=4, DistributedSampler, 48 samples), loader "
+        assert line.startswith(name) and f", epoch {epoch}, batch 3, sample 25 (" in line
+    assert sum(" rank " in line and ", other (" in line for line in lines) > 0
 
 
 #: (samples, number) of the loaders of two ranks with equal names, and numbers of those that match
@@ -218,7 +219,7 @@ def test_loaders_with_equal_traits_match(case: str) -> None:
 EQUAL = {"name": "A", "batch_size": 4, "sampler": "S", "samples": 8}
 
 
-@pytest.mark.parametrize("traits, text", [(EQUAL, "A, loader {} of its trace"), (None, "loader {}")])
+@pytest.mark.parametrize("traits, text", [(EQUAL, "A (batch_size=4, S, 8 samples)"), (None, "loader {}")])
 def test_equal_loaders_are_printed_by_number(
     tmp_path: Path, capsys: Any, traits: dict[str, Any] | None, text: str
 ) -> None:
@@ -230,5 +231,5 @@ def test_equal_loaders_are_printed_by_number(
         files.append(str(one))
     assert ranks.run(files) == 0
     out = capsys.readouterr().out
-    assert f"0.400 s  rank 1, {text.format(2)}, epoch 0, batch 0\n" in out
-    assert f"0.100 s  rank 1, {text.format(1)}, epoch 0, batch 0\n" in out
+    assert f"0.400 s  rank 1, {text.format(2)}, loader 2 of its trace, epoch 0, batch 0\n" in out
+    assert f"0.100 s  rank 1, {text.format(1)}, loader 1 of its trace, epoch 0, batch 0\n" in out
