@@ -189,7 +189,7 @@ class Builder:
 
     def run(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
         """Processes that a program has left when it ends are ended, too: they may hold its output
-        open, and its end would not be seen."""
+        open, and its end would not be seen. The caches of a program that fails are deleted."""
         command = [*self.prefix, str(self.build(name)), *arguments]
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
@@ -201,7 +201,9 @@ class Builder:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                if process.wait() != 0:  # else it has to leave none
+                    for folder in ("/dev/shm", "/var/tmp"):
+                        shutil.rmtree(f"{folder}/minato-test-{process.pid}", ignore_errors=True)
             out.seek(0)
             errors.seek(0)
             return subprocess.CompletedProcess(command, status, out.read(), errors.read())
