@@ -14,7 +14,7 @@
 #include "engine/mn_shared_costs.h"
 #include "engine/mn_engine_state.h"
 #include "os/mn_thread.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 /* A program that waits looks again after so long, and so does the engine (mn_engine.c). */

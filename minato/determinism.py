@@ -31,7 +31,7 @@ from .remote import Ray, each_node
 from .seeding.find_generators import Growing, find_all, global_keys
 from .seeding.generator_states import Draws, SampleSeed, sample_seed, state_of
 from .seeding.order_generators import GENERATORS
-from .workers.fetching import fetched
+from .workers.fetch_or_skip import fetched
 
 #: number of samples whose hint is compared with their draws
 HINTED = 8

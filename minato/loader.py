@@ -27,7 +27,7 @@ from .errors import program_level
 from .frameworks import (
     begins_next_epoch, epoch_starts_again_warning, is_strict, other_rank_warning,
 )  # fmt: skip
-from .iterators.across_iterators import memo_of, set_pending
+from .iterators.loader_memo import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .iterators.stats import collect
 from .observe import loader_report as report

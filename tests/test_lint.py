@@ -465,9 +465,9 @@ TOP = "/* Purpose.\n * SPDX-License-Identifier: Apache-2.0\n */\n"
     [
         (check_layers, "base/a.h", '#include "os/mn_thread.h"'),
         (check_layers, "sync/a.c", '#include "engine/not_written_yet.h"'),
-        (check_layers, "ops/a.c", '  #  include "workers/mn_tasks.h"'),
+        (check_layers, "ops/a.c", '  #  include "workers/mn_tasks_and_retries.h"'),
         (check_layers, "engine/a.c", '#include "ops/a.h"'),
-        (check_layers, "memory/a.c", '#include "workers/mn_tasks.h"'),
+        (check_layers, "memory/a.c", '#include "workers/mn_tasks_and_retries.h"'),
         (check_layers, "schedule/a.c", '#include "os/mn_limits.h"'),
         (check_layers, "workers/a.c", '#include "schedule/mn_costs.h"'),
         (check_layers, "workers/a.c", '#include "engine/mn_engine.h"'),
@@ -551,7 +551,7 @@ def test_a_circle_of_calls_is_found() -> None:
 
 
 def test_bare_names_are_found_by_file() -> None:
-    sources = [parse("workers/mn_tasks.h", TOP), parse("sync/a.c", '#include "mn_tasks.h"')]
+    sources = [parse("workers/mn_tasks_and_retries.h", TOP), parse("sync/a.c", '#include "mn_tasks_and_retries.h"')]
     assert list(check_layers(sources))
     assert not list(check_layers([parse("sync/a.c", '#include "elsewhere.h"')]))
 

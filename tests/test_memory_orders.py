@@ -140,11 +140,11 @@ def plain(name: str, kind: str, place: str) -> Access:
     return Access(name, kind, place, "relaxed")
 
 
-EVENT, TASKS, CREW = "sync/mn_event.h", "workers/mn_tasks.c", "workers/mn_crew.c"
+EVENT, TASKS, CREW = "sync/mn_event.h", "workers/mn_tasks_and_retries.c", "workers/mn_crew.c"
 ENGINE = "engine/mn_engine_next.c"
 SLEEPS, LOOKS = at("event", "B1", EVENT), at("event", "B4", EVENT)
 DONE = at("word", "T3", TASKS)
-LOOK = at("word", "T4", "workers/mn_tasks.h")
+LOOK = at("word", "T4", "workers/mn_tasks_and_retries.h")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from torch.utils.data import Sampler
 
 import minato
 from minato import _core
-from minato.iterators import across_iterators
+from minato.iterators import loader_memo
 from minato.seeding.order_generators import all_global
 from minato.state import pack, pack_costs, pack_ratios, unpack_costs, unpack_ratios
 
@@ -485,7 +485,7 @@ def test_a_state_is_a_copy() -> None:
 
 def costs_of(loader: minato.DataLoader) -> list[list[int]]:
     """Indices, and what each has cost in nanoseconds."""
-    parts = across_iterators.memo_of(loader).costs.save()[:2]
+    parts = loader_memo.memo_of(loader).costs.save()[:2]
     return [np.frombuffer(part, np.int64).tolist() for part in parts]
 
 
@@ -511,14 +511,14 @@ class Hinted(Noisy):
 
 def test_ratios_to_hints_travel() -> None:
     """With five bits of mantissa, and the scale for indices that have none."""
-    model = across_iterators.memo_of(loader := minato.DataLoader(Hinted(N), num_workers=1)).costs
+    model = loader_memo.memo_of(loader := minato.DataLoader(Hinted(N), num_workers=1)).costs
     for hint in (1.0, 3.0, 2.0):  # drawn anew in each epoch
         for index in range(N - 1):
             model.observe(index, int(1e6 * hint * (index % 7 + 1)), hint)
     state = through_json(loader.state_dict())
     other = minato.DataLoader(Hinted(N), num_workers=1)
     other.load_state_dict(state)
-    resumed = across_iterators.memo_of(other).costs
+    resumed = loader_memo.memo_of(other).costs
     for index in range(N - 1):
         assert resumed.predict(index, 5.0) == pytest.approx(5e6 * (index % 7 + 1), rel=2**-5)
     scale = resumed.summary()["hint_scale_ns"]
@@ -530,7 +530,7 @@ def test_ratios_to_hints_travel() -> None:
 
 
 def test_useless_hints_stay_unused_after_resume() -> None:
-    model = across_iterators.memo_of(loader := minato.DataLoader(Hinted(N), num_workers=1)).costs
+    model = loader_memo.memo_of(loader := minato.DataLoader(Hinted(N), num_workers=1)).costs
     draw = random.Random(5)
     for _ in range(3):
         for index in range(N):
@@ -538,7 +538,7 @@ def test_useless_hints_stay_unused_after_resume() -> None:
     state = through_json(loader.state_dict())
     other = minato.DataLoader(Hinted(N), num_workers=1)
     other.load_state_dict(state)
-    resumed = across_iterators.memo_of(other).costs
+    resumed = loader_memo.memo_of(other).costs
     assert other.stats()["cost"]["predicted_by"] == "history"
     for index in range(N):
         assert resumed.predict(index, 500.0) == pytest.approx(1e6 * (index + 1), rel=2**-8)
@@ -565,7 +565,7 @@ def test_senseless_ratios_are_left_out() -> None:
     other = make("sequence")
     other.load_state_dict({**loader.state_dict(), "hint_ratios": pack(halves.tobytes())})
     assert other.stats()["cost"]["hinted"] == 0
-    assert across_iterators.memo_of(other).costs.save()[2] == b""
+    assert loader_memo.memo_of(other).costs.save()[2] == b""
 
 
 def test_million_ratios_take_few_megabytes() -> None:
@@ -580,9 +580,9 @@ def test_million_ratios_take_few_megabytes() -> None:
 def test_costs_of_many_are_packed_now_and_then(
     size: int, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(across_iterators, "PACKED_FOR", 1e9)
+    monkeypatch.setattr(loader_memo, "PACKED_FOR", 1e9)
     loader = minato.DataLoader(Noisy(size), num_workers=1)
-    costs = across_iterators.memo_of(loader).costs
+    costs = loader_memo.memo_of(loader).costs
 
     def learn(wall: int) -> Any:
         ones = np.arange(100, dtype=np.int64)
@@ -593,7 +593,7 @@ def test_costs_of_many_are_packed_now_and_then(
     assert (learn(2000) == first) == again
     loader.load_state_dict({**loader.state_dict(), "costs": first})
     next(iter(loader))
-    monkeypatch.setattr(across_iterators, "PACKED_FOR", 0)
+    monkeypatch.setattr(loader_memo, "PACKED_FOR", 0)
     assert learn(4000) != first
 
 

@@ -14,7 +14,7 @@
  * dead, and is then retried or lost. A thread cannot be killed; it is asked to exit.
  *
  * The ownership of envelope memory is private, too: an envelope must lie in memory that its worker
- * was granted and still owes (workers/mn_tasks.h).
+ * was granted and still owes (workers/mn_tasks_and_retries.h).
  *
  * The limit of this: the trainer trusts what it has itself written into the mapping, although a
  * worker could overwrite it. Examples are a block's counts, its list of tasks, why a task was

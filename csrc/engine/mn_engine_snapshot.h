@@ -17,7 +17,7 @@
 #include "engine/mn_autoscale.h"
 #include "engine/mn_waits.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 struct mn_engine;
 struct mn_pagelocks;

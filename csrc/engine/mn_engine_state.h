@@ -36,7 +36,7 @@
 #include "os/mn_thread.h"
 #include "workers/mn_crew.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 struct mn_autoscale;
 

@@ -17,8 +17,9 @@
  * about one millisecond of work or a quarter of a task for each worker.
  *
  * The plan's files build on each other. mn_plan_start.c: what starts next, also past the window;
- * whether memory allows it; which worker makes what, and what an idle one takes over. mn_plan.c,
- * above it: from add to taken; how batches are cut into tasks, and cut again after learning.
+ * whether memory allows it. mn_plan_neighbours.c, above it: which worker makes what where neighbours
+ * are kept together, and what an idle one takes over. mn_plan.c, above both: from add to taken; how
+ * batches are cut into tasks, and cut again after learning.
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H

@@ -102,6 +102,10 @@ mn_plan_tag(const struct mn_planned *q, uint32_t number)
     return q->sequence << 24 | number;
 }
 
+/* Returns the batch of a tag, and the number in it. */
+struct mn_planned *
+mn_plan_tagged(const struct mn_plan *p, uint64_t tag, uint32_t *number);
+
 /* Returns the ring slot that holds or would hold the batch. */
 struct mn_planned **
 mn_plan_place(const struct mn_plan *p, uint64_t sequence);
@@ -125,7 +129,21 @@ mn_plan_period(const struct mn_plan *p, const struct mn_plan_batch *b);
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
 
-/* ---- neighbours kept together ------------------------------------------------------------ */
+/* ---- mn_plan_start.c ------------------------------------------------------------------------ */
+
+/* Returns whether work beyond the prefetch window may start. Such work takes memory that torch's
+ * loader would not take. So a straggler must hold up the rest, or a worker must have been idle for
+ * a while. Shorter stalls are noise of the machine and never end. Notes since when workers are
+ * idle, if that was not noted yet. */
+bool
+mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f);
+
+/* Returns whether memory allows a task of the batch to start. held: set if the limit refuses it. */
+bool
+mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
+                      const struct mn_planned *q, enum mn_dispatch_why why, bool *held);
+
+/* ---- neighbours kept together: mn_plan_neighbours.c -------------------------------------- */
 
 /* A piece is a run of tasks of one batch that one worker is meant to make. They belong to one chain
  * and, where that is known to be cheaper, to one home. */

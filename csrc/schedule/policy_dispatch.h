@@ -5,8 +5,8 @@
  *   One caller (the plan, under the engine's mutex) inserts the tasks of coming batches. Whenever a
  *   worker is free, it asks for the task to start, and takes it out. A task is one sample, or a
  *   chunk of neighbouring cheap samples of one batch, or, while neighbours are kept together, a
- *   piece of several chunks (mn_plan_start.c). A task that is queued before a worker is free was
- *   chosen early. In simulation one task per worker queued ahead cost nothing, because the order
+ *   piece of several chunks (mn_plan_neighbours.c). A task that is queued before a worker is free
+ *   was chosen early. In simulation one task per worker queued ahead cost nothing, because the order
  *   itself rarely changes.
  *
  * Slack

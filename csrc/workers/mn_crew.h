@@ -29,7 +29,7 @@
 
 #include "os/mn_thread.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 /* ---- Whether a dead worker is replaced, and after which pause ----
  *
@@ -42,7 +42,7 @@
  *   A death after a finished task begins anew. A series of deaths without one is a crash loop.
  *   The pause before the next worker is none, then MN_RESPAWN_PAUSE_FIRST_MS, and doubles up
  *   to MN_RESPAWN_PAUSE_MOST_MS. The series has no end here: if the workers die while they run
- *   a task, it ends with that task's attempts (mn_tasks.h).
+ *   a task, it ends with that task's attempts (mn_tasks_and_retries.h).
  *   Workers that die while they start have no task. After MN_RESPAWN_DEATHS of them in a row,
  *   over a time, the place is not filled again. The time is MN_RESPAWN_NS, or
  *   MN_RESPAWN_KILLED_NS if the last one was killed. A worker that the system would not make

@@ -11,7 +11,7 @@
  *   ctl      one page: sizes, stop word, the two events of the trainer
  *   workers  one entry a worker slot: liveness, event, lease, what it runs
  *   tasks    fixed descriptors; a task is a run of neighbouring rows of one block
- *   queues    claim order: rings of (generation, task) entries, see mn_tasks.h
+ *   queues    claim order: rings of (generation, task) entries, see mn_tasks_and_retries.h
  *   input    blocks: the rows of one batch, their indices, one report a row
  *   arena    rows of delivered fields, and what workers have leased
  *

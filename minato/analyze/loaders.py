@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..iterators import planner
-from ..iterators.across_iterators import memo_of
+from ..iterators.loader_memo import memo_of
 from ..loader import DataLoader
 from ..options import Options
 from ..patch import _torch as patched

@@ -34,8 +34,8 @@ from ..sampler_indices import each_index, whole_number
 from ..seeding.find_generators import find_all
 from ..seeding.generator_states import sample_seed
 from ..time_limits import TimeShare
-from ..workers.fetching import seed_place
-from .across_iterators import Memo
+from ..workers.fetch_or_skip import seed_place
+from .loader_memo import Memo
 
 #: Hints take at most this share of the trainer's time, beyond what the first ones may take.
 SHARE, FIRST_NS = 0.01, 50_000_000

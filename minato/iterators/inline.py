@@ -32,17 +32,17 @@ from ..observe.measurements import Load
 from ..options import Options
 from ..seeding.order_generators import BASE_SEED, all_global, global_generators, put_global
 from ..stateful import Kept, Snapshot, load_iterator_state, make_again, may_be_asked, read
-from .across_iterators import memo_of
+from .loader_memo import memo_of
 from .position import Position
 from .stats import export
 
 if CORE:
     from ..seeding.find_generators import Growing
     from ..seeding.generator_states import put_back
-    from ..workers.fetching import (
+    from ..workers.fetch_or_skip import (
         BY_INDEX, OF_COLLATE, Ahead, AllLeftOut, Spares, Tolerant, Unseeded, fetched, made,
     )  # fmt: skip
-    from .failed_batches import Amended, ErrorsAllowed
+    from .failure_limits import Amended, ErrorsAllowed
 
 class SeededHere:
     """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,

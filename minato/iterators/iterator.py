@@ -48,13 +48,13 @@ from ..transport.layouts import (
     EngineTransport, SampleTransport, collates_more, is_default_collate,
 )  # fmt: skip
 from ..workers.actors import RemotePool
-from ..workers.fetching import RAISE, REPLACE
+from ..workers.fetch_or_skip import RAISE, REPLACE
 from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
-from .across_iterators import memo_of
-from .failed_batches import Amended, ErrorsAllowed
+from .loader_memo import memo_of
+from .failure_limits import Amended, ErrorsAllowed
 from .planner import Planner, per_worker
 from .position import Position
 from .receiver import Receiver

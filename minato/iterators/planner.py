@@ -26,11 +26,11 @@ from ..options import Options
 from ..sampler_indices import as_given, numbered, numbered_alone
 from ..seeding.order_generators import sampler_of, sampler_of_torch
 from ..transport.layouts import EngineTransport
-from ..workers.fetching import BY_INDEX, RAISE, REPLACE, Ahead, FatalIndex, Spares
+from ..workers.fetch_or_skip import BY_INDEX, RAISE, REPLACE, Ahead, FatalIndex, Spares
 from ..workers.native import integers
-from .across_iterators import Memo
+from .loader_memo import Memo
 from .dataset_hints import CostHints, groups_of
-from .failed_batches import lost_sample
+from .failure_limits import lost_sample
 from .position import Position, SamplerChanges
 
 

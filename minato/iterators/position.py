@@ -51,10 +51,10 @@ from ..state import Start, in_mid_epoch
 from ..stateful import Kept, load_state
 from ..time_limits import TimeShare
 from ..typing import State
-from .across_iterators import Memo, Said
+from .loader_memo import Memo, Said
 
 if TYPE_CHECKING:
-    from .failed_batches import ErrorsAllowed
+    from .failure_limits import ErrorsAllowed
 
 log = logging.getLogger("minato")
 

@@ -22,8 +22,8 @@ from ..epoch_progress import Progress
 from ..errors import LoaderFailure
 from ..transport.layouts import EngineTransport, SampleTransport
 from ..workers.answers import OBJECTS
-from ..workers.fetching import Spares
-from .failed_batches import Part, note
+from ..workers.fetch_or_skip import Spares
+from .failure_limits import Part, note
 from .iterator import BalancedIterator
 from .planner import Batch, Planner
 from .receiver import GONE, Entry, Receiver, read_entries

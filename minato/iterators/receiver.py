@@ -42,8 +42,8 @@ from ..workers import answers
 from ..workers.answers import (
     AMISS, BATCH, ERROR, FAILED, LEFT_OUT, OBJECTS, OK, PART, PLACED, REFUSED, REPLACED, parted,
 )  # fmt: skip
-from ..workers.fetching import FailedSample
-from .failed_batches import Amended, Part, lost, no_room, note, refused, unread
+from ..workers.fetch_or_skip import FailedSample
+from .failure_limits import Amended, Part, lost, no_room, note, refused, unread
 from .planner import Batch, Planner
 from .position import Position
 from .supervisor import Supervisor

@@ -23,8 +23,8 @@ from ..errors import Failure, LoaderFailure, WorkerLost, describe_death, warn
 from ..sampler_indices import as_given
 from ..transport.layouts import EngineTransport, Layout, is_default_collate
 from ..workers.answers import EXHAUSTED, FAILED, OK
-from ..workers.fetching import RAISE, REPLACE, Ahead, Spares
-from .failed_batches import Amended, note, unread
+from ..workers.fetch_or_skip import RAISE, REPLACE, Ahead, Spares
+from .failure_limits import Amended, note, unread
 from .iterator import WHOLE, MinatoIterator, Queue
 from .receiver import placed_batch, whole_batch
 from .supervisor import stay_at_exit

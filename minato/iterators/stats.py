@@ -20,7 +20,7 @@ from ..observe.verdict import (
     FEW, SMALL_CACHE, Alone, Facts, alone, causes, larger, told, trouble, verdict,
 )  # fmt: skip
 from ..option_values import option
-from .across_iterators import memo_of
+from .loader_memo import memo_of
 
 if CORE:
     from .. import _core
@@ -28,7 +28,7 @@ if CORE:
 if TYPE_CHECKING:
     from .._core import _Costs, _Progress, _Scheduler, _WorkerEntry
     from ..workers.process_pool import Executor
-    from .across_iterators import Memo
+    from .loader_memo import Memo
     from .position import Position
 
 #: fields of stats(), by name

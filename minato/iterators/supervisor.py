@@ -39,7 +39,7 @@ from ..seeding.order_generators import SYSTEMS_SEEDS, seed_of
 from ..time_limits import Deadline
 from ..workers import signals
 from ..workers.process_pool import Executor, Pool
-from .failed_batches import placed
+from .failure_limits import placed
 from .planner import per_worker
 from .position import Position
 from .stats import Served, engine_stats
@@ -127,64 +127,6 @@ def _warn(workers: int, names: list[str]) -> None:
         "an error after 60 seconds. This warning is shown once.",
         stacklevel=program_level(),
     )
-
-
-#: A wait wakes after this share of sample_timeout, and after this many seconds at the latest.
-_SHARE, _MOST = 0.1, 1.0
-
-
-class LateSamples:
-    """Watches what workers make while the program waits for a batch. If the whole program is
-    stopped (Ctrl-Z, a debugger), no sample is late afterwards. So the time between two looks
-    counts for at most twice the time that a wait lasts."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._part = min(seconds * _SHARE, _MOST)
-        self._looked = time.monotonic()
-        #: by worker: its process and what it makes, and for how many seconds that was seen
-        self._seen: dict[int, tuple[Any, float]] = {}
-
-    def part(self, seconds: float) -> float:
-        """How long the next wait may last. seconds: the limit without this; below 0: none."""
-        return self._part if seconds < 0 else min(seconds, self._part)
-
-    def look(self, pool: Any, indices_of: Callable[[int], Any]) -> None:
-        """Kills the workers whose sample is late."""
-        now = time.monotonic()
-        passed = min(now - self._looked, 2 * self._part)
-        if passed < self._part / 2:
-            return
-        self._looked, before, self._seen = now, self._seen, {}
-        for number, entry in enumerate(pool.engine.workers()):
-            if (running := entry["running"]) is None:
-                continue
-            what = entry["pid"], entry["since_ns"], running
-            seen, seconds = before.get(number, (None, 0.0))
-            seconds = seconds + passed if seen == what else 0.0
-            if seconds >= self._seconds and self._is_sample(running, indices_of):
-                self._end(pool, number, entry["pid"], running)
-            else:
-                self._seen[number] = what, seconds
-
-    @staticmethod
-    def _is_sample(running: tuple[int, int], indices_of: Callable[[int], Any]) -> bool:
-        """Whether the worker makes a sample, not a batch of samples that are made."""
-        indices = indices_of(running[0])
-        return not hasattr(indices, "__len__") or running[1] < len(indices)
-
-    def _end(self, pool: Any, number: int, pid: int, running: tuple[int, int]) -> None:
-        stack = pool.end_late(number, *running)
-        if stack is None:
-            return
-        where = f"It was here, latest call first:\n{stack}\n" if stack else ""
-        at = f" ({stack.splitlines()[0].strip()})" if stack else ""
-        text = (
-            f"took longer than sample_timeout={self._seconds:g} seconds. {where}The sample's "
-            f"DataLoader worker (pid {pid}) was killed for exceeding sample_timeout{at}, and the "
-            "sample is not tried again."
-        )
-        pool.notes.ends_late(pid, text)
 
 
 #: number of workers that the error of a timeout names

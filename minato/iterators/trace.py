@@ -36,8 +36,8 @@ from ..workers.answers import BATCH, COLLATE
 
 if TYPE_CHECKING:
     from .._core import Block, Engine
-    from .across_iterators import Memo
-    from .failed_batches import Amended
+    from .loader_memo import Memo
+    from .failure_limits import Amended
 
 #: of the Trace Event Format
 Event = dict[str, Any]

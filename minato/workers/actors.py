@@ -35,7 +35,7 @@ from ..errors import LoaderFailure, WorkerLost, add_note, program_level, text_of
 from ..remote import Ray, connected, cuts
 from . import library_threads
 from .answers import ERROR, FAILED, OK, PART, SAMPLE, Answer, Entry
-from .fetching import RAISE, Fatal, FatalIndex
+from .fetch_or_skip import RAISE, Fatal, FatalIndex
 from .job import SENT_TOGETHER, Job
 from .process_pool import Unseen
 from .runner import Runner

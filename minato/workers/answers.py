@@ -12,7 +12,7 @@ from .._records import Envelope
 from ..errors import Failure, add_note
 from ..transport import messages
 from ..transport.layouts import plain, why
-from .fetching import FailedSample
+from .fetch_or_skip import FailedSample
 
 #: kinds of tasks
 BATCH, RESUME, PART, COLLATE = _core.KIND_BATCH, _core.KIND_RESUME, _core.KIND_PART, _core.KIND_COLLATE

@@ -550,7 +550,7 @@ class Job:
     collates_by_default: bool = False  # split batches are collated by the trainer's default_collate
     probing: bool = False  # workers measure the time for sending a sample
     places: bool = False  # default_collate's batches may go into rows
-    on_error: str = "raise"  # see workers/fetching.py
+    on_error: str = "raise"  # see workers/fetch_or_skip.py
     #: by worker, if an iterable dataset resumes: its snapshot, and batches delivered since
     starts: list[tuple[bytes | None, int]] | None = None
     through: Through | None = None  # the cache that samples are read through

@@ -32,7 +32,7 @@ from ..transport.layouts import (
 )  # fmt: skip
 from ..transport.torch_bridge import DLPACK_CODES
 from .answers import BATCH, ERROR, SAMPLE
-from .fetching import Unseeded
+from .fetch_or_skip import Unseeded
 from .job import Job
 from .runner import Runner, load_index
 from .threads import ThreadPool

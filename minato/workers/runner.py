@@ -32,7 +32,7 @@ from .answers import (
     AMISS, BATCH, COLLATE, ERROR, EXHAUSTED, FAILED, FATAL, LEFT_OUT, OK, PART, PLACED, REFUSED,
     REPLACED, RESUME, SAMPLE, STATED, Answer, Entry, encode, parted,
 )  # fmt: skip
-from .fetching import (
+from .fetch_or_skip import (
     OF_COLLATE, OF_SAMPLE, RAISE, REPLACE, AllLeftOut, Fatal, Tolerant, Unseeded, fetched, made,
     position_of, seed_place, split_spares,
 )  # fmt: skip

@@ -23,7 +23,7 @@ from minato.analyze import keeper, loaders, stages, work
 from minato.analyze.records import RateRequest, Request
 from minato.analyze.stages import Clocks
 from minato.iterators import planner
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 
 from .support import Compose, in_a_fork
 

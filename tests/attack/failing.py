@@ -58,7 +58,7 @@ import minato.workers.threads
 from attack.support import descendants, kill, wait_for, workers_of
 from minato import _core, _ops, ops
 from minato.commands import top
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 
 #: folders of the Python code whose calls of the system fail
 CALLERS = tuple(

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import minato
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.workers import process_pool, zygote
 from minato.workers.zygote import Zygote
 

@@ -7,7 +7,7 @@
 #include "base/mn_base.h"
 #include "mn_test.h"
 #include "workers/mn_crew.h"
-#include "workers/mn_tasks.c"
+#include "workers/mn_tasks_and_retries.c"
 
 #define TASKS 8u
 #define WORKERS 3u

@@ -12,7 +12,7 @@
 #include "engine/mn_shared_costs.h"
 #include "os/mn_proc.h"
 #include "os/mn_thread.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define WAIT_NS INT64_C(60000000000)

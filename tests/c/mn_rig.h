@@ -12,7 +12,7 @@
 #include "engine/mn_engine.h"
 #include "engine/mn_engine_state.h"
 #include "schedule/mn_plan_state.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 #include "mn_test.h"
 
 #define RIG_FIELDS 3u

@@ -8,7 +8,7 @@
 
 #include "base/mn_base.h"
 #include "os/mn_thread.h"
-#include "workers/mn_tasks.c"
+#include "workers/mn_tasks_and_retries.c"
 
 #define TASKS 48u
 #define WORKERS 4u

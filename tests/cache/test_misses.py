@@ -13,7 +13,7 @@ from minato.cache.misses import Missed, caches_of
 from minato.cache.readers import SPARE, holds, parts_in, size_for
 from minato.text import sized
 from minato.iterators import stats as stats_module
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.observe.verdict import Alone, Cause, Facts
 
 from .support import new_cache

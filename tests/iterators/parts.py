@@ -10,7 +10,7 @@ import torch
 import minato
 from minato._core import CostModel
 from minato._records import Epoch
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.iterators.planner import Planner
 from minato.iterators.position import Position
 from minato.options import Options

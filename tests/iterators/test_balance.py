@@ -13,7 +13,7 @@ from workers.test_native import wait_for
 import minato
 from minato import _core
 from minato._records import Epoch
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 
 
 class Costly(torch.utils.data.Dataset):

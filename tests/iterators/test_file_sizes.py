@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 import minato
 from minato import time_limits
 from minato.iterators import dataset_hints as file_sizes
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.iterators.dataset_hints import FileSizes, size_of
 
 from .parts import Engine, Loader, planner_of

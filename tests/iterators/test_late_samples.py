@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 import minato
 from minato.errors import LATE
 from minato.iterators import supervisor as late_samples
-from minato.iterators.supervisor import LateSamples
+from minato.time_limits import LateSamples
 
 LATE_ONES = {13, 22}
 #: so long no other sample takes, even on a busy machine

@@ -24,7 +24,7 @@ from contract.support import error_text
 from torch.utils.data import ConcatDataset, Dataset, Sampler, Subset, get_worker_info
 
 import minato
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.iterators.dataset_hints import Groups, key_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -16,7 +16,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import minato
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.iterators.static_and_iterable import StaticIterator
 
 SIZE, BATCH = 30, 4

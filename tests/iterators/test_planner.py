@@ -14,7 +14,7 @@ import torch
 
 import minato
 
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.iterators.planner import Window, may_look_ahead
 from minato.options import Options
 

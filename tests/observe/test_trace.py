@@ -229,7 +229,7 @@ def test_every_way_of_loading(tmp_path: Path) -> None:
 
 def test_batches_that_several_workers_fetch(tmp_path: Path) -> None:
     run(tmp_path, """
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 loader = minato.DataLoader(Data(), 4, num_workers=2, collate_fn=text)
 for k in range(64):
     memo_of(loader).costs.observe(-1, 10**9 if k % 4 == 0 else 10**6)
@@ -260,7 +260,7 @@ print(len(list(minato.DataLoader(Stream(), 4, num_workers=2))))
 
 def test_decisions_for_slow_samples(tmp_path: Path) -> None:
     run(tmp_path, """
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 loader = minato.DataLoader(Data(200), 2, num_workers=2)
 list(loader)
 for index in [*range(200)] * 4:

@@ -21,7 +21,7 @@ import minato
 from minato._core import Seeder
 from minato.seeding import generator_states
 from minato.seeding.generator_states import ways
-from minato.workers.fetching import BY_INDEX
+from minato.workers.fetch_or_skip import BY_INDEX
 
 from . import plans_of, seeder_of
 

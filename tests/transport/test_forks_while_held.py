@@ -14,7 +14,7 @@ from housekeeping import next_to_fork
 
 import minato
 from minato import _core
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 
 
 class Big(torch.utils.data.Dataset):

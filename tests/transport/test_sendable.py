@@ -13,7 +13,7 @@ import torch
 from contract.support import error_text
 
 import minato
-from minato.iterators.across_iterators import memo_of
+from minato.iterators.loader_memo import memo_of
 from minato.transport import messages
 from minato.transport.messages import sendable, sending_ns
 

@@ -15,7 +15,7 @@
 #include "engine/mn_batches.h"
 #include "engine/mn_engine.h"
 #include "os/mn_proc.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 struct mn_pending;
 

@@ -8,7 +8,7 @@
 
 #include "base/mn_base.h"
 #include "py/seeding/mn_seed_mix.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 int
 mn_native_check(const struct mn_native_pipeline *p, const char **why)

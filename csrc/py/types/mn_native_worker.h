@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A native worker is a thread of the trainer. It has an entry, claims tasks and writes rows like a
- * worker process (workers/mn_tasks.h). Each row is one call of a dataset's struct
+ * worker process (workers/mn_tasks_and_retries.h). Each row is one call of a dataset's struct
  * mn_native_pipeline (minato/ops.h), straight into the row's fields. The pipeline defines the
  * layout of the rows: field i of a block is its field i.
  *
- * A native worker manages its own entry (workers/mn_tasks.h).
+ * A native worker manages its own entry (workers/mn_tasks_and_retries.h).
  */
 #ifndef MN_NATIVE_WORKER_H
 #define MN_NATIVE_WORKER_H
@@ -14,7 +14,7 @@
 #include <minato/ops.h>
 
 #include "py/seeding/mn_seed_mix.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 #define MN_NATIVE_TEXT 512 /* bytes of an error text; equal to MN_OPS_TEXT, for the same texts */
 

@@ -8,7 +8,7 @@
 #include "py/module/mn_state.h"
 #include "py/ops/mn_ops_raise.h"
 #include "py/seeding/mn_seed.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 MN_STATIC_ASSERT(MN_NATIVE_TEXT == MN_OPS_TEXT, "the same error has the same words");
 

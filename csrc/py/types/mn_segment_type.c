@@ -10,7 +10,7 @@
 #include "base/mn_base.h"
 #include "os/mn_memfd.h"
 #include "py/module/mn_state.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 static PyObject *
 segment_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -10,7 +10,7 @@
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
 #include "workers/mn_records.h"
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 #include <malloc.h>
 #include <string.h>
@@ -32,7 +32,7 @@ struct mn_worker_object {
     uint32_t indices_of;
     bool goes_on;         /* continue after a sample that has failed: Python handles that sample */
     bool thread;          /* a thread of the trainer: it manages its own entry
-                           * (workers/mn_tasks.h) */
+                           * (workers/mn_tasks_and_retries.h) */
     struct mn_native_part *native; /* makes the samples; NULL: Python does */
     bool holding;         /* `task` is RUNNING under us */
     uint32_t task;
@@ -82,7 +82,7 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return PyList_GetItemRef(o->indices, row);
 }
 
-/* Makes the sample of a row; NULL with an exception. made() in minato/workers/fetching.py does the
+/* Makes the sample of a row; NULL with an exception. made() in minato/workers/fetch_or_skip.py does the
  * same. */
 static PyObject *
 make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)

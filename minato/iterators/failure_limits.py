@@ -27,7 +27,7 @@ from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
 from ..text import counted
 from ..workers.answers import BATCH
-from ..workers.fetching import FailedSample
+from ..workers.fetch_or_skip import FailedSample
 
 
 def unread(

@@ -1,4 +1,4 @@
-/* mn_tasks.h - the life of a task: queued by the trainer, claimed and done by a worker, or taken
+/* mn_tasks_and_retries.h - the life of a task: queued by the trainer, claimed and done by a worker, or taken
  * back.
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -13,8 +13,8 @@
  * read an accepted result, which belongs to the owner of the batch. They make no system call. A
  * worker's functions need no lock: one thread per worker calls them.
  */
-#ifndef MN_TASKS_H
-#define MN_TASKS_H
+#ifndef MN_TASKS_AND_RETRIES_H
+#define MN_TASKS_AND_RETRIES_H
 
 #include <stdbool.h>
 #include <stdint.h>

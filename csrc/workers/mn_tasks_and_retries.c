@@ -1,8 +1,8 @@
-/* mn_tasks.c - the life of a task, on both sides. See mn_tasks.h.
+/* mn_tasks_and_retries.c - the life of a task, on both sides. See mn_tasks_and_retries.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include "workers/mn_tasks.h"
+#include "workers/mn_tasks_and_retries.h"
 
 #include <errno.h>
 #include <signal.h>
