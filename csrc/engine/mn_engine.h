@@ -1,12 +1,13 @@
 /* mn_engine.h - the trainer's side: allocates, publishes, reaps, supervises.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Actors. The user's thread (submit, wait, retire, release; without the GIL where it may block)
- * and one engine thread (grants leases, sweeps dead workers). Both work under e->mutex, so
- * everything that the trainer owns (mn_records.h) has one writer at a time. The engine thread
- * never needs the GIL and takes no signal.
+ * Actors. The user's thread (plan, next, taken, release; without the GIL where it may block) and
+ * one engine thread (starts tasks, grants leases, sweeps dead workers, returns pages). Both work
+ * under e->mutex, so everything that the trainer owns (mn_records.h) has one writer at a time. The
+ * engine thread never needs the GIL and takes no signal.
  *
- * Life of a block (one batch; balanced scheduling plans it first, and next waits for it):
+ * Life of a block of static scheduling (balanced: plan, next, read, taken, release; see
+ * csrc/README.md, "The path of one sample"):
  *   submit   takes the block from the input region, fields from the arena, tasks from the free
  *            stack; puts the tasks on a queue
  *   workers  claim tasks, write rows, make each task DONE

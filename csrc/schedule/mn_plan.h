@@ -1,4 +1,4 @@
-/* mn_plan.h - batches from drawing until their tasks start: decides what starts next.
+/* mn_plan.h - batches from drawing until they are taken: decides what starts next.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A state machine over numbers (balanced scheduling): no clock, no lock, no system call, and no
@@ -10,16 +10,17 @@
  *
  * policy_dispatch.h decides which task starts next, mn_plan_start.c whether memory allows it. Where
  * neighbours are kept together (policy_locality.h), each worker has a share of its own, and the
- * plan is asked for each worker separately. All functions need the owner's mutex, unless they say
- * otherwise.
+ * plan is asked for each worker separately: mn_plan_neighbours.c says whether a task without an
+ * owner comes before the worker's own (comes_first). All functions need the owner's mutex, unless
+ * they say otherwise.
  *
  * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
  * about one millisecond of work or a quarter of a task for each worker.
  *
  * The plan's files build on each other. mn_plan_start.c: what starts next, also past the window;
- * whether memory allows it. mn_plan_neighbours.c, above it: which worker makes what where neighbours
- * are kept together, and what an idle one takes over. mn_plan.c, above both: from add to taken; how
- * batches are cut into tasks, and cut again after learning.
+ * whether memory allows it. mn_plan_neighbours.c, above it: which worker makes what where
+ * neighbours are kept together, and what an idle one takes over. mn_plan.c, above both: from add to
+ * taken; how batches are cut into tasks, and cut again after learning.
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -77,8 +78,8 @@ struct mn_plan_rows {
 
 struct mn_plan_batch {
     uint64_t sequence; /* position in the order of delivery, over all epochs */
-    uint64_t number;   /* in its epoch; a resumed epoch does not begin at 0 */
-    uint64_t epoch;    /* for seeds */
+    uint64_t number;   /* in its epoch; a resumed epoch leaves out what was delivered */
+    uint64_t epoch;    /* for seeds; also tells the next epoch's batches from this one's */
     uint64_t position; /* of its first sample in the sampler's order of the epoch */
     uint64_t base_seed, user_epoch;
     uint32_t nrows;
@@ -227,7 +228,7 @@ mn_plan_taken(struct mn_plan *p, uint64_t sequence);
 bool
 mn_plan_prefetched(struct mn_plan *p, int more);
 
-/* Forgets everything that has not started. Sequences continue. */
+/* Forgets all batches; the engine has abandoned those that have a block. Sequences continue. */
 void
 mn_plan_clear(struct mn_plan *p);
 
@@ -253,12 +254,12 @@ mn_plan_set_rows(struct mn_plan *p, const struct mn_plan_rows *rows);
 void
 mn_plan_settle(struct mn_plan *p);
 
-/* ---- what starts next: mn_plan_start.c ------------------------------------------------ */
-
 /* Returns true once after neighbours have stopped being kept together: then tasks that wait on
  * workers' own queues may go to any worker. */
 bool
 mn_plan_parts(struct mn_plan *p);
+
+/* ---- what starts next: mn_plan_start.c ------------------------------------------------ */
 
 /* Begins a dispatch: call it before mn_plan_next_task(). Returns how many tasks should be queued
  * for any worker. */

@@ -16,11 +16,11 @@
  * workers: each has a share, in the order of delivery. Tasks go from a worker's share to its own
  * run queue, only as many ahead as keep it busy. A piece that continues a chain goes to the chain's
  * worker. A piece that was cheaper where it was made last time (home) goes to that worker. The rest
- * has no owner and goes to the dispatcher. A worker that has nothing of its own to start takes, in
- * this order:
- *   1. the piece of least slack that has no owner (in order: the head's, if there is one), with all
- *      that is planned of its chain. It never enters a chain of another worker, because such chains
- *      are in that worker's share;
+ * has no owner and goes to the dispatcher. A worker takes, in this order:
+ *   1. if it has nothing of its own to start, or if that piece comes first (comes_first()): the
+ *      piece of least slack that has no owner (in order: the head's, if there is one), with all
+ *      that is planned of its chain. It never enters a chain of another worker, because such
+ *      chains are in that worker's share;
  *   2. the far half of another worker's share;
  *   3. the tasks that wait on the queue of a worker that its current task holds up.
  *

@@ -263,7 +263,7 @@ mn_dispatch_retime(struct mn_dispatch *d, const struct mn_dispatch_rates *rates)
         return false;
     }
     bool alone = (d->rates.workers == 1) != (rates->workers == 1);
-    /* These enter no key. */
+    /* These enter no key, except whether there is one worker: alone. */
     d->rates.consumer_ns = rates->consumer_ns;
     d->rates.window = rates->window;
     d->rates.starved_below = rates->starved_below;

@@ -2,12 +2,13 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Actors
- *   One caller (the plan, under the engine's mutex) inserts the tasks of coming batches. Whenever a
- *   worker is free, it asks for the task to start, and takes it out. A task is one sample, or a
- *   chunk of neighbouring cheap samples of one batch, or, while neighbours are kept together, a
- *   piece of several chunks (mn_plan_neighbours.c). A task that is queued before a worker is free
- *   was chosen early. In simulation one task per worker queued ahead cost nothing, because the order
- *   itself rarely changes.
+ *   One caller (the plan, under the engine's mutex) inserts the tasks of coming batches; tests and
+ *   simulations call it through benchmarks/policies.c. Whenever a worker is free, it asks for the
+ *   task to start, and takes it out. A task is one sample, or a chunk of neighbouring cheap samples
+ *   of one batch, or, while neighbours are kept together, a piece of several chunks
+ *   (mn_plan_neighbours.c). A task that is queued before a worker is free was chosen early. In
+ *   simulation one task per worker queued ahead cost nothing, because the order itself rarely
+ *   changes.
  *
  * Slack
  *   period   predicted time between two batches (mn_dispatch_period)
@@ -22,26 +23,27 @@
  *   least typical cost it is the same order.
  *   One worker alone has no excess and no finale: it follows the sampler's order. Its dataset may
  *   rely on that, such as one that reads on in a file.
- *   Negative slack is a start that is overdue from the beginning, which only the first
- *   batches of all have, as batches count over epochs. Among these the earlier batch counts: slow
- *   samples of batches 1, 2, ... do not push all of batch 0 back. They wait only for its work.
+ *   Negative slack (excess over batch * period) is a start that is overdue from the beginning. As
+ *   batches count over epochs, only batches early in the run have it. Among these the earlier batch
+ *   counts: slow samples of batches 1, 2, ... do not push all of batch 0 back. They wait only for
+ *   its work.
  *
  * Tasks that may start (mn_dispatch_peek)
- *   W: slack <= (head + window - 1) * period, with head the next batch to deliver. For
+ *   WINDOW, EARLY: slack <= (head + window - 1) * period, with head the next batch to deliver. For
  *      ordinary samples that is: batch < head + window, torch's prefetch window. A slow
  *      sample enters earlier, by its excess, so it is ready as early as
- *      its batch-mates are.
- *   I: when nothing is in W and workers would idle, while fewer than `starved_below` batches
- *      are ready in order from the head on. Some batch in the window then waits for a slow
- *      sample that is running already. Its delivery cannot be hastened, and the work
- *      beyond has to be done anyway. (When `starved_below` batches are ready, the
+ *      its batch-mates are. AHEAD: when nothing is in the window and workers would idle, while
+ *      fewer than `starved_below` batches are ready in order from the head on. Some batch in the
+ *      window then waits for a slow sample that is running already. Its delivery cannot be
+ *      hastened, and the work beyond has to be done anyway. (When `starved_below` batches are
+ *      ready, the
  *      consumer is slow, and idling is right.)
- *   E: towards the end of the epoch, longest first; see below.
- *   I, E and the early starts of W are bounded by the memory of what lies finished
+ *   FINALE_LPT: towards the end of the epoch, longest first; see below.
+ *   AHEAD, FINALE_LPT and EARLY are bounded by the memory of what lies finished
  *   (mn_plan_start.c), by the memory limit and by the end of the epoch.
- *   L: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
+ *   Limit: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
  *      (policy_ready.h). A slow task past it may start once its slack is that of an ordinary
- *      one of last_batch, or in E. It is started early and used when its turn has come.
+ *      one of last_batch, or in the finale. It is started early and used when its turn has come.
  *
  * Work bound
  *   With enough memory, I means that no worker idles while a task is left. Then the epoch ends no
@@ -190,7 +192,7 @@ int
 mn_dispatch_peek(const struct mn_dispatch *d, const struct mn_dispatch_view *view,
                  struct mn_dispatch_choice *out);
 
-/* Returns whether a task that the dispatcher does not hold may start now, by W or I above. It may
+/* Returns whether a task that the dispatcher does not hold may start now (see above). It may
  * start earlier if it is known to be slow. Returns MN_OK and why, or MN_FULL. */
 int
 mn_dispatch_may(const struct mn_dispatch *d, const struct mn_dispatch_view *view,

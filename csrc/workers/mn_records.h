@@ -25,7 +25,7 @@
  *
  * Order pairs (labels are repeated at the code):
  *   [T1] trainer: task word -> QUEUED, release       with [T2] worker: claim, acquire (CAS)
- *   [T3] worker: RUNNING -> DONE, seq_cst CAS        with [T4] trainer: task word, acquire
+ *   [T3] worker: RUNNING -> DONE, seq_cst CAS        with [T4] trainer: task word, seq_cst
  *   [T3] also precedes, in the single total order, the worker's look at the trainer's event;
  *        its partner is the event's prepare_wait [B1] before the trainer's re-check [T4].
  *   [W1] trainer: which block it waits for           with [W2] worker: after its [T3]; seq_cst

@@ -1,5 +1,5 @@
-/* mn_tasks_and_retries.h - the life of a task: queued by the trainer, claimed and done by a worker, or taken
- * back.
+/* mn_tasks_and_retries.h - the life of a task: queued by the trainer, claimed and done by a worker,
+ * or taken back after its worker's death and tried again.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The records are in mn_records.h. This is what both sides do with them: the queues, the trainer's

@@ -1,4 +1,4 @@
-"""``pin_memory=True`` with an accelerator: batches are pinned ahead of ``next()``.
+"""Batches are pinned (``pin_memory=True``) or sent to a device (``device=``) ahead of ``next()``.
 
 torch's own thread function copies a batch into pinned memory while the program works on
 the previous one. ``iterators/receiver.py`` decides what is sent to it, and when. Without an

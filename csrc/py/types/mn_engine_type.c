@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * One Engine belongs to one iterator and to the process that made it. The iterating thread calls
- * its methods; wait() and close() release the GIL. A call from another thread waits until no thread
- * is in a method, except where that method sleeps (mn_python.h).
+ * its methods; wait(), next(), gather() and close() release the GIL. A call from another thread
+ * waits until no thread is in a method, except where that method sleeps (mn_python.h).
  */
 #define _DEFAULT_SOURCE /* usleep */
 #include <errno.h>

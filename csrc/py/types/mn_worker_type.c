@@ -82,8 +82,8 @@ index_of(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
     return PyList_GetItemRef(o->indices, row);
 }
 
-/* Makes the sample of a row; NULL with an exception. made() in minato/workers/fetch_or_skip.py does the
- * same. */
+/* Makes the sample of a row; NULL with an exception. made() in minato/workers/fetch_or_skip.py does
+ * the same. */
 static PyObject *
 make_sample(struct mn_worker_object *o, struct mn_block *b, uint32_t row)
 {
