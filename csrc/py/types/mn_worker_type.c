@@ -27,6 +27,7 @@ struct mn_worker_object {
     PyObject *set_epoch;  /* int -> dataset of that epoch: sets the dataset's epoch; or None */
     uint64_t user_epoch;  /* 1 + the last epoch that was set */
     uint64_t epoch;       /* of the last task; UINT64_MAX: there was none */
+    bool looked;          /* at what samples of an earlier epoch have changed in the dataset */
     PyObject *layouts;    /* dict: offset -> Layout */
     PyObject *indices;    /* unpickled indices of the block with this serial */
     uint32_t indices_of;
@@ -257,11 +258,16 @@ begin_epoch(struct mn_worker_object *o, const struct mn_block *b)
     }
     long long epoch = told ? (long long)b->user_epoch - 1 : -1;
     PyObject *r = PyObject_CallFunction(o->set_epoch, "L", epoch);
-    if (r == NULL || r == Py_None) {
-        Py_XDECREF(r);
-        return r == NULL ? -1 : 0;
+    if (r == NULL) {
+        return -1;
     }
-    Py_SETREF(o->dataset, r);
+    if (r != Py_None) {
+        Py_SETREF(o->dataset, r);
+    }
+    else if (o->looked) {
+        return 0;
+    }
+    o->looked = true;
     return o->seeder != Py_None && mn_seeder_look(o->seeder) < 0 ? -1 : 0;
 }
 
