@@ -36,7 +36,7 @@ from ..observe.measurements import Watch
 from ..observe.verdict import Facts
 from ..options import Options
 from ..seeding.order_generators import SYSTEMS_SEEDS, seed_of
-from ..time_limits import Deadline
+from ..time_limits import Deadline, LateSamples
 from ..workers import signals
 from ..workers.process_pool import Executor, Pool
 from .failure_limits import placed

@@ -38,7 +38,7 @@ def options(monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     """Sets options of every engine from now on."""
     own = _balanced.BalancedIterator._engine_options
     monkeypatch.setattr(
-        _balanced.BalancedIterator, "_engine_options", lambda self: {**own(self), **more}
+        _balanced.BalancedIterator, "_engine_options", lambda *given: {**own(*given), **more}
     )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import fnmatch
 import json
@@ -266,11 +267,15 @@ def no_gpu() -> str | None:
     """Why there is no GPU to measure; None: there is one."""
     if torch.cuda.is_available():
         return None
-    from minato.device import pagelocked_rows
+    from minato.device.provider import CUDA
 
+    driver = ""
+    try:
+        ctypes.CDLL(CUDA)
+    except OSError:
+        driver = f": there is no {CUDA}, the driver's library"
     reason = ("is built without CUDA" if torch.version.cuda is None else
-              f"(CUDA {torch.version.cuda}) finds none"
-              + ("" if pagelocked_rows.has_driver() else f": there is no {pagelocked_rows.CUDA}, the driver's library"))
+              f"(CUDA {torch.version.cuda}) finds none{driver}")
     return (f"no GPU: torch {torch.__version__} {reason}. --dry-run tries all rows without one, "
             "--device cpu measures the CPU")
 
