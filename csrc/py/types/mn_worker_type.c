@@ -264,8 +264,11 @@ begin_epoch(struct mn_worker_object *o, const struct mn_block *b)
     if (r != Py_None) {
         Py_SETREF(o->dataset, r);
     }
-    else if (o->looked) {
-        return 0;
+    else {
+        Py_DECREF(r);
+        if (o->looked) {
+            return 0;
+        }
     }
     o->looked = true;
     return o->seeder != Py_None && mn_seeder_look(o->seeder) < 0 ? -1 : 0;
