@@ -53,8 +53,8 @@ from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
 from ..workers.threads import PythonPool, warn_of_generators
-from .loader_memo import memo_of
 from .failure_limits import Amended, ErrorsAllowed
+from .loader_memo import memo_of
 from .planner import Planner, per_worker
 from .position import Position
 from .receiver import Receiver

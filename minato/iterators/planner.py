@@ -28,9 +28,9 @@ from ..seeding.order_generators import sampler_of, sampler_of_torch
 from ..transport.layouts import EngineTransport
 from ..workers.fetch_or_skip import BY_INDEX, RAISE, REPLACE, Ahead, FatalIndex, Spares
 from ..workers.native import integers
-from .loader_memo import Memo
 from .dataset_hints import CostHints, groups_of
 from .failure_limits import lost_sample
+from .loader_memo import Memo
 from .position import Position, SamplerChanges
 
 
