@@ -6,7 +6,7 @@
 #include "base/mn_base.h"
 #include "schedule/mn_costs.c"
 #include "schedule/mn_plan.c"
-#include "schedule/policy_autoscale.h"
+#include "schedule/policy_worker_count.h"
 #include "schedule/policy_dispatch.h"
 #include "schedule/policy_locality.h"
 #include "schedule/policy_ready.h"

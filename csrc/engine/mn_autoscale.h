@@ -2,9 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Part of the engine. The engine thread runs it under the engine's mutex. It exists only when the
- * number of workers may move between two bounds. The decisions are made by policy_autoscale.h and
- * mn_costs.h. This file measures their inputs and carries out the decisions through the workers'
- * entries:
+ * number of workers may move between two bounds. policy_worker_count.h and mn_costs.h decide. This
+ * file measures their inputs and carries out the decisions through the workers' entries:
  *   more     an EMPTY entry becomes WANTED, and the zygote forks a worker for it
  *   fewer    exit_request is set in a worker's entry; the worker exits once it has no task
  *   standby  an extra worker while a straggler keeps its own worker busy. It is added only
@@ -16,7 +15,7 @@
 
 #include <stdint.h>
 
-#include "schedule/policy_autoscale.h"
+#include "schedule/policy_worker_count.h"
 
 struct mn_engine;
 

@@ -139,7 +139,7 @@ is_head(const struct mn_engine *e, uint64_t sequence)
 }
 
 /* Returns the memory that the head may come to need, which workers on other batches must leave
- * free. It is as in mn_plan_start.c, for results whose size was unknown when their task
+ * free. It is as in mn_plan_window_and_memory.c, for results whose size was unknown when their task
  * started. Before the first delivery it is what the worker's own batch needs if all of its results
  * are like this one. */
 static uint64_t

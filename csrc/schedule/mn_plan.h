@@ -8,19 +8,20 @@
  *
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> done -> taken
  *
- * policy_dispatch.h decides which task starts next, mn_plan_start.c whether memory allows it. Where
- * neighbours are kept together (policy_locality.h), each worker has a share of its own, and the
- * plan is asked for each worker separately: mn_plan_neighbours.c says whether a task without an
- * owner comes before the worker's own (comes_first). All functions need the owner's mutex, unless
- * they say otherwise.
+ * policy_dispatch.h decides which task starts next, mn_plan_window_and_memory.c whether memory
+ * allows it. Where neighbours are kept together (policy_locality.h), each worker has a share of
+ * its own, and the plan is asked for each worker separately: mn_plan_worker_shares.c says
+ * whether a task without an owner comes before the worker's own (comes_first). All functions
+ * need the owner's mutex, unless they say otherwise.
  *
- * Few tasks are queued at a time, because a queued task can no longer be reordered. The number is
- * about one millisecond of work or a quarter of a task for each worker.
+ * Few tasks are queued at a time, because a queued task can no longer be reordered. The number
+ * is about one millisecond of work or a quarter of a task for each worker.
  *
- * The plan's files build on each other. mn_plan_start.c: what starts next, also past the window;
- * whether memory allows it. mn_plan_neighbours.c, above it: which worker makes what where
- * neighbours are kept together, and what an idle one takes over. mn_plan.c, above both: from add to
- * taken; how batches are cut into tasks, and cut again after learning.
+ * The plan's files build on each other. mn_plan_state.c: planned batches.
+ * mn_plan_window_and_memory.c: whether the window and memory allow a start. mn_plan_start.c: what
+ * starts next. mn_plan_worker_shares.c: which worker makes what where neighbours are kept together,
+ * and what an idle one takes over. mn_plan.c, above all: from add to taken; how batches are cut
+ * into tasks, and cut again after learning.
  */
 #ifndef MN_PLAN_H
 #define MN_PLAN_H
@@ -297,7 +298,7 @@ mn_plan_started(struct mn_plan *p, const struct mn_plan_start *s);
 int64_t
 mn_plan_started_for(struct mn_plan *p, const struct mn_plan_start *s, uint32_t w);
 
-/* ---- what was done and seen: mn_plan_start.c, mn_plan.c ------------------------------ */
+/* ---- what was done and seen: mn_plan_state.c, mn_plan.c ------------------------------ */
 
 /* Records that a batch's block is about to be made. Its size is an estimate for the next ones. */
 void

@@ -29,7 +29,7 @@ mn_plan_patience_ns(uint64_t batch_bytes)
 struct mn_plan_pace {
     uint32_t active;     /* workers that should exist, standby workers not counted */
     struct mn_plan_rows rows_of; /* of a batch that starts now */
-    uint64_t steady;     /* batches that may lie finished in memory; see mn_plan_start.c */
+    uint64_t steady;     /* batches that may lie finished in memory; see may_lie() */
     uint32_t cut_rows;   /* of the batch planned last */
     uint32_t cut_tasks;  /* its number of tasks; 0: no batch was planned */
     bool split;          /* tasks of whole batches are cut for splitting now */
@@ -129,7 +129,7 @@ mn_plan_period(const struct mn_plan *p, const struct mn_plan_batch *b);
 int64_t
 mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
 
-/* ---- mn_plan_start.c ------------------------------------------------------------------------ */
+/* ---- mn_plan_window_and_memory.c ------------------------------------------------------------- */
 
 /* Returns whether work beyond the prefetch window may start. Such work takes memory that torch's
  * loader would not take. So a straggler must hold up the rest, or a worker must have been idle for
@@ -138,12 +138,17 @@ mn_plan_worth(const struct mn_plan *p, int64_t cost_ns, int64_t bytes);
 bool
 mn_plan_starved(struct mn_plan *p, const struct mn_plan_facts *f);
 
+/* Returns the batch that the program gets next, or would get if batches came in the planned
+ * order. */
+int64_t
+mn_plan_first_wanted(const struct mn_plan *p);
+
 /* Returns whether memory allows a task of the batch to start. held: set if the limit refuses it. */
 bool
 mn_plan_memory_allows(struct mn_plan *p, const struct mn_plan_facts *f,
                       const struct mn_planned *q, enum mn_dispatch_why why, bool *held);
 
-/* ---- neighbours kept together: mn_plan_neighbours.c -------------------------------------- */
+/* ---- neighbours kept together: mn_plan_worker_shares.c -------------------------------------- */
 
 /* A piece is a run of tasks of one batch that one worker is meant to make. They belong to one chain
  * and, where that is known to be cheaper, to one home. */

@@ -6,7 +6,7 @@
  *   simulations call it through benchmarks/policies.c. Whenever a worker is free, it asks for the
  *   task to start, and takes it out. A task is one sample, or a chunk of neighbouring cheap samples
  *   of one batch, or, while neighbours are kept together, a piece of several chunks
- *   (mn_plan_neighbours.c). A task that is queued before a worker is free was chosen early. In
+ *   (mn_plan_worker_shares.c). A task that is queued before a worker is free was chosen early. In
  *   simulation one task per worker queued ahead cost nothing, because the order itself rarely
  *   changes.
  *
@@ -40,7 +40,7 @@
  *      consumer is slow, and idling is right.)
  *   FINALE_LPT: towards the end of the epoch, longest first; see below.
  *   AHEAD, FINALE_LPT and EARLY are bounded by the memory of what lies finished
- *   (mn_plan_start.c), by the memory limit and by the end of the epoch.
+ *   (mn_plan_window_and_memory.c), by the memory limit and by the end of the epoch.
  *   Limit: last_batch bounds ordinary tasks, for a caller that cannot use later batches yet
  *      (policy_ready.h). A slow task past it may start once its slack is that of an ordinary
  *      one of last_batch, or in the finale. It is started early and used when its turn has come.

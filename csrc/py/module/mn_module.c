@@ -19,7 +19,7 @@
 #include "py/seeding/mn_seed.h"
 #include "py/transport/mn_layout.h"
 #include "schedule/mn_plan.h"
-#include "schedule/policy_autoscale.h"
+#include "schedule/policy_worker_count.h"
 #include "schedule/mn_costs.h"
 #include "schedule/policy_dispatch.h"
 #include "workers/mn_crew.h"

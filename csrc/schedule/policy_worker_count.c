@@ -1,7 +1,7 @@
-/* How many workers there should be: see policy_autoscale.h.
+/* How many workers there should be: see policy_worker_count.h.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule/policy_autoscale.h"
+#include "schedule/policy_worker_count.h"
 
 #include "base/mn_base.h"
 

@@ -1,4 +1,5 @@
-/* mn_plan_neighbours.c - neighbours kept together: what starts next for one worker. See mn_plan.h.
+/* mn_plan_worker_shares.c - neighbours kept together: what starts next for one worker. See
+ * mn_plan.h.
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>

@@ -45,8 +45,8 @@
  *   On constant input this ends. Every step is in one direction until a bound is met, and a step
  *   back sets the bound that prevents the step forth.
  */
-#ifndef MN_POLICY_AUTOSCALE_H
-#define MN_POLICY_AUTOSCALE_H
+#ifndef MN_POLICY_WORKER_COUNT_H
+#define MN_POLICY_WORKER_COUNT_H
 
 #include <stdbool.h>
 #include <stdint.h>
