@@ -17,7 +17,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -445,6 +445,7 @@ class Growing:
     ) -> None:
         self._roots, self._of_loader = roots, of_loader
         self.found = self._walk()
+        self._alike = self.seeded()  # those that no sample has made: each worker has them, by their stream
         places = list(zip(self.found.watched, self.found.owners, strict=False))
         self._history = History(places, self.found.crowds, _length(roots[0]), tell) if tell else None
         now = self._seeds_of(self.seeded())
@@ -472,7 +473,7 @@ class Growing:
         return {type(g) for g in self.seeded()}
 
     def seeded(self) -> list[Any]:
-        """The private generators, in the order of their streams."""
+        """The private generators, as found."""
         return [*self.found.generators, *self.found.sequences]
 
     def _again(self, changed: int) -> News | None:
@@ -488,15 +489,22 @@ class Growing:
         self.found = now
         if not changed:
             self._own_seeds |= self._seeds_of(new)
+            alike = {id(g) for g in (*self._alike, *new)}
+            self._alike = [g for g in self.seeded() if id(g) in alike]
         return self._news()
 
     def _news(self) -> News:
         return self._plans(), self.found.watched, self.found.counted, self._types()
 
     def _plans(self) -> list[Any]:
-        found, own = self.found, self._own_seeds
-        seeds = [own[id(g)][1] if id(g) in own else 0 for g in self.seeded()]
-        return [*plan_private(self.seeded(), found.hooks, own_seeds=seeds), *self._opencv]
+        """Generators that a sample makes take the streams that the others leave."""
+        seeded, own = self.seeded(), self._own_seeds
+        alike = {id(g): k for k, g in enumerate(self._alike)}
+        taken = {alike.get(id(g)) for g in seeded}
+        free = (k for k in count() if k not in taken)
+        streams = [alike[id(g)] if id(g) in alike else next(free) for g in seeded]
+        seeds = [own[id(g)][1] if id(g) in own else 0 for g in seeded]
+        return [*plan_private(seeded, self.found.hooks, seeds, streams), *self._opencv]
 
 
 class GrowingInThread(Growing):

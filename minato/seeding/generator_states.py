@@ -610,15 +610,16 @@ def opencv_plans(keeps_own: bool) -> list[tuple[Any, ...]]:
 
 
 def plan_private(private: Iterable[Any], hooks: Iterable[Any],
-                 own_seeds: Sequence[int] = ()) -> list[tuple[Any, ...]]:
-    """Plans for a Seeder of private generators in a fixed order, which decides their streams, and of
-    functions that take a 63-bit seed, called after all generators are seeded. own_seeds: by generator,
-    see own_seed(). Raises TypeError for a generator of an unknown kind."""
+                 own_seeds: Sequence[int] = (), streams: Sequence[int] = (),
+                 ) -> list[tuple[Any, ...]]:
+    """Plans for a Seeder of private generators, and of functions that take a 63-bit seed, called after
+    all generators are seeded. own_seeds: by generator, see own_seed(). streams: the number of each
+    generator's stream, its position by default. Raises TypeError for a generator of an unknown kind."""
     plans: list[tuple[Any, ...]] = []
     for k, obj in enumerate(private):
         name, plan = _plan_private(obj)
         own = own_seeds[k] if own_seeds else 0
-        stream = STREAM_PRIVATE if own else STREAM_PRIVATE + k
+        stream = STREAM_PRIVATE + (0 if own else streams[k] if streams else k)
         plans.append((f"private[{k}] {name}", stream, plan, own))
     for k, hook in enumerate(hooks):
         if not callable(hook):

@@ -322,6 +322,56 @@ class Transform:
         return self.rng
 
 
+class BesideAnother(Lazy):
+    def __init__(self, lazy):
+        super().__init__()
+        self.other, self.lazy = np.random.default_rng(), lazy
+
+    def __getitem__(self, index):
+        if self.lazy:
+            self.generator()
+        return torch.tensor([index, self.other.random()])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_lazy_generator_does_not_change_draws_of_others(persistent):
+    """Else they would depend on which samples a worker has made before."""
+    with_it, without = (
+        torch.cat(lazily(1, BesideAnother(lazy), persistent_workers=persistent))
+        for lazy in (True, False)
+    )
+    assert torch.equal(with_it, without)
+
+
+class LazyPair(Lazy):
+    def __init__(self):
+        super().__init__()
+        self.even = self.odd = None
+
+    def __getitem__(self, index):
+        name = "odd" if index % 2 else "even"
+        if getattr(self, name) is None:
+            setattr(self, name, np.random.default_rng())
+        return getattr(self, name).random()
+
+
+def drawn_after_both(order):
+    from minato.seeding import find_generators
+
+    data = LazyPair()
+    growing = find_generators.Growing(data)
+    drawn = {}
+    for index in (*order, 2, 3):
+        growing.seeder.seed(1, 0, index)
+        drawn[index] = data[index]
+        growing.seeder.renew()
+    return drawn[2], drawn[3]
+
+
+def test_order_in_which_samples_make_generators_does_not_matter():
+    assert drawn_after_both([0, 1]) == drawn_after_both([1, 0])
+
+
 class LazyBatches(Lazy):
     def __getitems__(self, indices):
         return [self[i] for i in indices]
