@@ -377,6 +377,17 @@ def test_elastic_batches_are_seeded_by_position(what: str, workers: int) -> None
     assert samples(loader) == samples(make())[60:]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_elastic_state_before_the_first_batch_has_its_seeds(workers: int) -> None:
+    whole, saved, resumed = (elastic(0, 1, 16, num_workers=workers) for _ in range(3))
+    whole.set_epoch(2)
+    saved.set_epoch(2)
+    iterator = iter(saved)
+    resumed.load_state_dict(saved.state_dict())
+    del iterator
+    assert samples(resumed) == samples(whole)
+
+
 def test_elastic_epoch_begun_twice_warns_once() -> None:
     loader = elastic(0, 1, 64)
     samples(loader)

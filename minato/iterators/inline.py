@@ -189,13 +189,14 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         self._seeds = seeded is not None
         if through is not None:  # the generators found are those of the program's dataset
             fetcher.dataset = through.over(made.dataset)
+        if start and start["base_seed"] is not None:
+            position.epoch = start["epoch"]
+        position.seed_elastic(position.start)
         position.progress = progress = position.new_progress(position.start)
         self._number, self._place = 0, progress.first  # of the next batch, and of its first sample
         me = weakref.ref(self)
         if self._dataset_kind == _DatasetKind.Map:
             self._load.samples = lambda: it._place - it._progress.first if (it := me()) else 0
-        if start and start["base_seed"] is not None:
-            progress.epoch = start["epoch"]
         if start.get("begun"):
             progress.generators = start["generators"]
         elif at_once and (iterable or position.sources.drew(found)):

@@ -37,7 +37,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..cache.order import Chosen, why_kept
 from ..dataset_calls import attribute, is_stateful, offered
-from ..elastic import ElasticSampler, elastic_of
+from ..elastic import elastic_of
 from ..epoch_progress import Progress, length_of
 from ..errors import program_level
 from ..option_values import option
@@ -521,7 +521,9 @@ class Position:
                 self.sources.set_own(states)
                 self._check_epoch(start)
         if self.elastic is not None:
-            self._begin_elastic(self.elastic, start)
+            self.elastic.start_at(start["origin"] if start is not None else 0)
+            self.seed_elastic(start)
+            self.memo.note_elastic(self.elastic.epoch, start is not None and start["begun"])
         self.progress = self.new_progress(start)
         self.memo.epochs += 1
         self.progress.number = max(self.epoch, self.memo.epochs - 1)
@@ -532,17 +534,14 @@ class Position:
             self.memo.progress = self.progress
             yield
 
-    def _begin_elastic(self, sampler: ElasticSampler, start: State | None) -> None:
-        """An epoch of an ElasticSampler starts or goes on. Samples depend on the sampler's seed and
-        epoch and on the position in its order."""
-        sampler.start_at(start["origin"] if start is not None else 0)
-        resumes = start is not None and start["begun"]
-        if not resumes:
-            self.epoch = sampler.epoch
+    def seed_elastic(self, start: State | None) -> None:
+        """Where an ElasticSampler's epoch starts, and does not go on: samples depend on the sampler's
+        seed and epoch and on the position in its order."""
+        if self.elastic is not None and not (start is not None and start["begun"]):
+            self.epoch = self.elastic.epoch
             if not self._static:
                 self._drawn = self.workers_seed
-                self.base_seed = sampler.seed
-        self.memo.note_elastic(sampler.epoch, resumes)
+                self.base_seed = self.elastic.seed
 
     @staticmethod
     def _warn_of(lacking: list[str]) -> None:
