@@ -131,7 +131,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             memo.loaded.begin_anew(loader.dataset)
             memo.loaded.load(loader.dataset, snapshot.dataset)
             with global_generators(start["generators"] if again else {}):
-                told = {} if snapshot.dataset is None else all_global()
+                own = snapshot.dataset is not None or snapshot.iterator is not None
+                told = all_global() if own else {}
                 super().__init__(loader)
                 put_global(told)
                 load_iterator_state(self._dataset_fetcher, snapshot)
@@ -139,7 +140,7 @@ class InlineIterator(_SingleProcessDataLoaderIter):
                     for _ in range(again):
                         index = super()._next_index()  # type: ignore[no-untyped-call]
                         make_again(self._dataset_fetcher, index)
-                if snapshot.dataset is not None or snapshot.iterator is not None:
+                if own:
                     told = all_global()
         put_global(told)
         #: the generators are as the epoch found them, and its sampler draws from these

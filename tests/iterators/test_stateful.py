@@ -729,6 +729,34 @@ def test_generators_set_by_loaded_dataset_are_kept(
     assert [batch.tolist() for batch in second] == expected and len(expected) == 6 - delivered
 
 
+class StatefulIterator(IterableDataset):
+    def __iter__(self) -> Any:
+        return MadeAlone(True)
+
+
+class MadeAlone(Draws):
+    """Its state leaves the generators to the program."""
+
+    def state_dict(self) -> Any:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.made = state["made"]
+
+
+def test_resumed_iterator_leaves_generators_to_the_program() -> None:
+    """Without workers: the base seed of a resumed epoch is not drawn."""
+    first = make(StatefulIterator(), 0)
+    batches = iter(first)
+    next(batches)
+    state, generator = first.state_dict(), torch.get_rng_state()
+    expected = [batch.tolist() for batch in batches]
+    second = make(StatefulIterator(), 0)
+    second.load_state_dict(state)
+    torch.set_rng_state(generator)
+    assert [batch.tolist() for batch in second] == expected
+
+
 def test_map_style_with_workers_is_not_asked() -> None:
     loader = make(Counts(), 2)
     with pytest.warns(UserWarning, match="state_dict.. of the dataset, a Counts, is not part"):
