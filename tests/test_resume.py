@@ -116,55 +116,59 @@ def of_program(loader: Any, state: Any = None) -> Any:
 
 
 def interrupted(
-    kind: str, kw: dict[str, Any], epochs: int, done: int | None, later: int = 0
-) -> tuple[dict, list[Any], Any]:
-    """The state at a place, what came after it (the rest of the epoch, and later ones), and the
-    program's generators."""
+    kind: str, kw: dict[str, Any], places: list[tuple[int, int | None]], epochs: int
+) -> list[tuple[dict, list[Any], Any]]:
+    """For each place in a run of this many epochs: the state, what came after it (the rest of the epoch,
+    and later ones), and the program's generators."""
     seed(6)
     loader = make(kind, **kw)
-    for _ in range(epochs):
-        pull(iter(loader))
-    it = iter(loader) if done is not None else None
-    begun = pull(it, done or 0)
-    state, mine = loader.state_dict(), of_program(loader)
-    expected = [pull(it if it is not None else iter(loader))]
-    if "drop_last" not in kw and "bad" not in kw:
-        whole = {"distributed": N // 2, "replacement": N + 3}.get(kind, N)
-        assert sum(map(len, begun + expected[0])) == whole
-    return state, expected + [pull(iter(loader)) for _ in range(later)], mine
+    noted, whole = [], []
+    for epoch in range(epochs):
+        it, begun = None, []
+        for done in [done for at, done in places if at == epoch]:
+            if done is not None:
+                it = iter(loader) if it is None else it
+                begun += pull(it, done - len(begun))
+            noted.append((epoch, done or 0, loader.state_dict(), of_program(loader)))
+        whole.append(begun + pull(iter(loader) if it is None else it))
+        if "drop_last" not in kw and "bad" not in kw:
+            assert sum(map(len, whole[-1])) == {"distributed": N // 2, "replacement": N + 3}.get(kind, N)
+    return [(state, [whole[epoch][done:], *whole[epoch + 1 :]], mine) for epoch, done, state, mine in noted]
 
 
 def check_resumed(
-    mode: str, kind: str, epochs: int, done: int | None, workers: int, later: int = 0
+    mode: str, kind: str, places: list[tuple[int, int | None]], workers: list[int]
 ) -> None:
-    """Another loader, with this number of workers, gives the rest, and later epochs."""
-    kw = MODES[mode][0]
-    state, expected, mine = interrupted(kind, kw, epochs, done, later)
-    seed(11)
-    other = make(kind, **{**kw, "num_workers": workers})
-    if other.generator is not None:
-        other.generator.manual_seed(1234)
-    other.load_state_dict(state)
-    if workers == 0 or (done is None and kind not in OWN):
-        of_program(other, mine)
-    found = [pull(iter(other)) for _ in expected]
-    if not kw.get("in_order", True):
-        found, expected = ([_part(epoch) for epoch in both] for both in (found, expected))
-    assert found == expected, (epochs, done)
+    """Another loader, with one of these numbers of workers, gives the rest; if the generators are the
+    loader's, also a later epoch after some places."""
+    kw, own = MODES[mode][0], kind in OWN
+    compared = [1 + int(own and (mode == "begun early" or done == 3) and mode != "no workers")
+                for _, done in places]  # fmt: skip
+    run = interrupted(kind, kw, places, max(at + n for (at, _), n in zip(places, compared, strict=True)))
+    for place, (state, expected, mine) in enumerate(run):
+        epochs, done = places[place]
+        del expected[compared[place] :]
+        seed(11)
+        other = make(kind, **{**kw, "num_workers": workers[place % len(workers)]})
+        if other.generator is not None:
+            other.generator.manual_seed(1234)
+        other.load_state_dict(state)
+        if other.num_workers == 0 or (done is None and not own):
+            of_program(other, mine)
+        found = [pull(iter(other)) for _ in expected]
+        if not kw.get("in_order", True):
+            found, expected = ([_part(epoch) for epoch in both] for both in (found, expected))
+        assert found == expected, (epochs, done)
 
 
 @pytest.mark.parametrize("mode, kind", [(mode, kind) for mode in MODES for kind in MODES[mode][2]])
 def test_rest_comes_at_any_place_with_any_workers(mode: str, kind: str) -> None:
     """An epoch that has not begun, and a later one, is the same if the generators are the loader's,
     or if the program restores its own."""
-    _, workers, _ = MODES[mode]
-    own = kind in OWN
-    places = PLACES if own else [(0, 0), (0, 3), (1, 4), (1, None)]
-    if mode == "begun early" or kind not in ("shuffle", "shuffle of its own", "two generators"):
-        places = places[: 7 if own else 3]
-    for place, (epochs, done) in enumerate(places):
-        later = int(own and (mode == "begun early" or done == 3) and mode != "no workers")
-        check_resumed(mode, kind, epochs, done, workers[place % len(workers)], later)
+    places = PLACES if kind in OWN else [(0, 0), (0, 3), (1, 4)]
+    if kind == "shuffle" and mode != "begun early":
+        places = [(0, 0), (0, 3), (1, None), (1, 4)]
+    check_resumed(mode, kind, places, MODES[mode][1])
 
 
 def test_rest_comes_in_a_new_process(tmp_path: Path) -> None:
@@ -177,7 +181,7 @@ def test_rest_comes_in_a_new_process(tmp_path: Path) -> None:
     ]  # fmt: skip
     given, expected = [], []
     for kind, kw, later, resumed in cases:
-        state, came, _ = interrupted(kind, kw, 0, 2, later)
+        [(state, came, _)] = interrupted(kind, kw, [(0, 2)], 1 + later)
         given.append([kind, resumed, saved(state, tmp_path), later + 1])
         expected.append(came)
     run = programs().run(REST, given=json.dumps(given), timeout=120)

@@ -420,4 +420,4 @@ def test_any_order_resumes_in_any_mode(order, mode, epochs, done, workers) -> No
         done = 0  # else it has begun, whatever the program's generators are set to
     kw = MODES[mode][0]
     workers = kw.get("num_workers", 2 if "scheduling" in kw else workers)
-    check_resumed(mode, order, epochs, done, workers)
+    check_resumed(mode, order, [(epochs, done)], [workers])
