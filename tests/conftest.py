@@ -41,6 +41,9 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_
 if multiprocessing.get_start_method(allow_none=True) != "fork":
     multiprocessing.set_start_method("fork", force=True)
 
+# A server that has imported torch forks processes that need not: the import takes 2 s of CPU time.
+multiprocessing.set_forkserver_preload(["torch.utils.data"])
+
 
 def pytest_configure() -> None:
     import housekeeping  # only after pytest has loaded it as a plugin

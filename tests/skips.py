@@ -77,8 +77,6 @@ LISTED: dict[str, str] = {
     "static workers are processes":
         "The test is of threads.",
     # left to longer runs
-    "takes long, and tells nothing else":
-        "To start an interpreter takes seconds; one end of a worker is tested with each start method.",
     "one of many alike: set MINATO_STRESS_SECONDS":
         "The rest of the table takes minutes and is run by make stress.",
 }

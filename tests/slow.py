@@ -123,12 +123,12 @@ SLOW: dict[str, str] = {
         "the other unimportable program.",
     "tests/attack/test_start_methods.py::test_files_opened_while_loading_are_per_worker[socket-spawn":
         "the same with a file.",
-    "tests/attack/test_start_methods.py::test_files_opened_while_loading_are_per_worker[sqlite-forkserver":
+    "tests/attack/test_start_methods.py::test_files_opened_while_loading_are_per_worker[sqlite-spawn":
         "the same with a file.",
     "tests/attack/test_start_methods.py::test_workers_start_processes_by_the_same_method[forkserver":
         "the same under spawn.",
-    "tests/attack/test_start_methods.py::test_dataset_threads_run_in_workers[balanced-forkserver":
-        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_dataset_threads_run_in_workers[balanced-spawn":
+        "the same under forkserver.",
     "tests/attack/test_kills.py::test_killed_trainer_ends_all_processes[StartsThread(64)-spawn":
         "other datasets; the same under fork.",
     "tests/attack/test_kills.py::test_killed_trainer_ends_all_processes[Slow(64, 0.05)-fork":
@@ -197,8 +197,8 @@ SLOW: dict[str, str] = {
     "tests/attack/test_start_methods.py::test_nothing_is_left[forkserver]": "the same under spawn.",
     "tests/attack/test_start_methods.py::test_workers_write_to_private_large_data[forkserver]":
         "the same under spawn.",
-    "tests/attack/test_start_methods.py::test_start_methods_give_the_same_data[forkserver]":
-        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_start_methods_give_the_same_data[spawn]":
+        "the same under forkserver.",
     "tests/attack/test_start_methods.py::test_module_generator_is_per_worker[forkserver-static]":
         "the same under spawn.",
     "tests/analyze/test_programs.py::test_factories_and_their_steps_are_run":
@@ -254,11 +254,11 @@ SLOW: dict[str, str] = {
         "the same under spawn.",
     "tests/attack/test_start_methods.py::test_module_generator_is_per_worker[spawn-static]":
         "the same balanced.",
-    "tests/attack/test_start_methods.py::test_workers_are_replaced[forkserver]": "the same under spawn.",
-    "tests/attack/test_start_methods.py::test_tensors_sharing_memory_still_share_in_workers[forkserver]":
-        "the same under spawn.",
-    "tests/attack/test_start_methods.py::test_datasets_with_multiprocessing_objects[forkserver]":
-        "the same under spawn.",
+    "tests/attack/test_start_methods.py::test_workers_are_replaced[spawn]": "the same under forkserver.",
+    "tests/attack/test_start_methods.py::test_tensors_sharing_memory_still_share_in_workers[spawn]":
+        "the same under forkserver.",
+    "tests/attack/test_start_methods.py::test_datasets_with_multiprocessing_objects[spawn]":
+        "the same under forkserver.",
     "tests/attack/test_start_methods.py::test_dataset_threads_run_in_workers[static-": "the same balanced.",
     "tests/attack/test_limits.py::test_loader_works_with_small_address_space[12-8]": "the same with 4 GiB.",
     "tests/attack/test_namespaces.py::test_a_dead_worker_is_replaced_without_proc[another /proc-spawn]":
@@ -330,8 +330,6 @@ SLOW: dict[str, str] = {
     "tests/ops/test_sanitizers.py::test_fuzz_asan": "tests of the same functions; make sanitize.",
     "tests/seeding/test_same_data.py::test_lazy_generator_is_seeded_with_other_options[options1":
         "other options.",
-    "tests/iterators/test_dataset_epochs.py::test_wrapped_datasets_in_persistent_workers_hear_of_epochs[spawn-static]":
-        "the same balanced, and under fork.",
     "tests/analyze/test_programs.py::test_a_program_without_a_batch_is_reported":
         "test_a_program_without_a_loader_exits_three.",
     "tests/analyze/test_programs.py::test_short_epochs_match_programs_own_rate[torch":

@@ -177,7 +177,7 @@ def wrong(loader) -> int:
 
 
 @pytest.mark.parametrize("place, method", [
-    ("file", "spawn"), ("sqlite", "forkserver"), ("socket", "spawn"),
+    ("file", "forkserver"), ("sqlite", "spawn"), ("socket", "spawn"),
 ], indirect=["place"])  # fmt: skip
 def test_files_opened_while_loading_are_per_worker(place, method):
     """All forks of the opening process share a file's offset and a connection's stream."""
@@ -197,7 +197,7 @@ def test_accelerator_handles_are_loaded_by_workers_only(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: (), raising=True)
     log = tmp_path / "log"
     iterator = iter(minato.DataLoader(
-        SharesHandle(str(log)), 4, num_workers=2, multiprocessing_context="spawn",
+        SharesHandle(str(log)), 4, num_workers=2, multiprocessing_context="forkserver",
     ))  # fmt: skip
     wait_for(lambda: all(w["state"] == 3 for w in worker_entries(iterator)), "both workers")
     loaded = [int(pid) for pid in log.read_text().split()]

@@ -908,7 +908,7 @@ class Epochs(Base):
         return float(raw) + 100 * self.epoch
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_epoch_of_persistent_workers_counts(method: str) -> None:
     loader = minato.DataLoader(
         Epochs([1, 2]), num_workers=1, cache=new_cache(), cache_format="decoded",

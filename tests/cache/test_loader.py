@@ -98,7 +98,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "inline": {"num_workers": 0},
     "inline, seeded": {"num_workers": 0, "seed_per_sample": True},
     "fork": {"num_workers": 2},
-    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+    "forkserver": {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True},
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "static": {"num_workers": 2, "scheduling": "static"},
     "skip": {"num_workers": 2, "on_error": "skip"},

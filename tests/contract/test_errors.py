@@ -490,7 +490,7 @@ def end_by_number() -> None:
     sys.exit(3)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize(("end", "status", "told"), [
     (end_fatally, 1, r"Fatal: the license server says {'code': 7} \(.*test_errors.py:\d+\)"),
     (end_by_text, 1, "SystemExit: a config is missing"), (end_by_number, 3, "SystemExit: 3"),
@@ -498,8 +498,6 @@ def end_by_number() -> None:
 def test_exception_that_ends_worker_is_reported(
     own: Kind, method: str, end: Any, status: int, told: str
 ) -> None:
-    if method == "spawn" and end is not end_fatally:
-        pytest.skip("takes long, and tells nothing else")
     with pytest.raises(minato.WorkerLost, match=f"exit code {status}. Cause: .*{told}"):
         list(own(Ending(end), num_workers=1, multiprocessing_context=method))
 

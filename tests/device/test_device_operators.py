@@ -79,7 +79,7 @@ MODES: dict[str, dict[str, Any]] = {
     "processes": {"worker_type": "process"},
     "ready": {"worker_type": "native", "in_order": False, "batching": "ready"},
     "static": {"scheduling": "static", "persistent_workers": True},
-    "spawned": {"multiprocessing_context": "spawn", "num_workers": 1, "persistent_workers": True},
+    "pickled": {"multiprocessing_context": "forkserver", "num_workers": 1, "persistent_workers": True},
     "no workers": {"num_workers": 0},
     "seeded without workers": {"num_workers": 0, "seed_per_sample": True},
     "skipping": {"worker_type": "process", "on_error": "skip"},

@@ -70,8 +70,8 @@ LIVES_ON = {"persistent_workers": True}
 @pytest.mark.parametrize("options", [
     {}, LIVES_ON, {**LIVES_ON, "prefetch_next_epoch": True},
     {**LIVES_ON, "batching": "ready", "in_order": False},
-    {**LIVES_ON, "multiprocessing_context": "spawn"},
-], ids=["new", "persistent", "early", "ready", "spawn"])  # fmt: skip
+    {**LIVES_ON, "multiprocessing_context": "forkserver"},
+], ids=["new", "persistent", "early", "ready", "forkserver"])  # fmt: skip
 def test_sampler_tells_the_epoch_in_time(options: dict[str, Any]) -> None:
     dataset = Told()
     loader = minato.DataLoader(dataset, batch_size=2, num_workers=2, sampler=Telling(dataset),
@@ -192,7 +192,7 @@ class HandsOn(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_wrapped_datasets_in_persistent_workers_hear_of_epochs(
     method: str, scheduling: str
 ) -> None:

@@ -72,7 +72,7 @@ def received(loader: Any) -> tuple[list[int], list[Any]]:
 
 KINDS: list[dict[str, Any]] = [
     {}, {"collate_fn": list}, {"batch_size": None}, {"num_workers": 1, "max_retries": 0},
-    {"multiprocessing_context": "spawn"},
+    {"multiprocessing_context": "forkserver"},
 ]  # fmt: skip
 
 

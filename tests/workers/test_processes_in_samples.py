@@ -59,8 +59,8 @@ def test_sample_may_start_processes(work: Any, scheduling: str) -> None:
     assert torch.cat(daemons).all()  # which keeps joblib, for one, from starting more
 
 
-def test_spawned_worker_may_start_processes() -> None:
-    loader = minato.DataLoader(Pooled(by_pool), num_workers=1, multiprocessing_context="spawn")
+def test_worker_of_a_server_may_start_processes() -> None:
+    loader = minato.DataLoader(Pooled(by_pool), num_workers=1, multiprocessing_context="forkserver")
     assert [int(total) for total, _ in loader] == [0, 0, 1, 5]
 
 
