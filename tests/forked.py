@@ -1,8 +1,8 @@
 """Runs programs as if started separately, in processes forked from one that has imported
 torch: importing it takes longer than most of the programs.
 
-``run(jobs)`` is for tests with many programs, ``Programs`` for tests with one each. The code below
-them runs in the process that forks.
+``run(jobs)`` is for tests with many programs, ``Programs`` for tests with one each or with some that
+run at the same time. The code below them runs in the process that forks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import io
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -73,6 +74,8 @@ def run(jobs: list[Job], folder: Path) -> list[Done]:
 #: environment variable of a program and all its descendants, by which leftovers are found
 TOKEN = "MINATO_TEST_TOKEN"
 NO_TOKEN = 32 * "0"
+#: length of a number that the process that forks sends
+NUMBER = 12
 
 
 @dataclasses.dataclass
@@ -87,10 +90,59 @@ class Started:
     out: str
     err: str
     is_text: bool = False
+    #: a pipe for its process id and later its exit status, if other programs may run next to it
+    ends: str = ""
+
+
+class Running:
+    """A program that runs next to its test, with pipes, to be used like a ``subprocess.Popen``."""
+
+    returncode: int | None = None
+    _said = "", ""
+
+    def __init__(self, programs: Programs, job: Started) -> None:
+        for name in (job.given, job.out, job.err, job.ends):
+            os.mkfifo(name)
+        self._ends = open(os.open(job.ends, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+        programs._start(job)
+        self.pid = self._next(None)
+        self.stdin, self.stdout, self.stderr = open(job.given, "w"), open(job.out), open(job.err)
+
+    def _next(self, timeout: float | None) -> int:
+        if not select.select([self._ends], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a program", timeout or 0)
+        return int(self._ends.read(NUMBER))
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = self._next(timeout)
+            self._ends.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, text: str = "", timeout: float | None = None) -> tuple[str, str]:
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended, or has been closed
+            self.stdin.write(text)
+            self.stdin.close()
+        if not self.stdout.closed:
+            with self.stdout, self.stderr:
+                self._said = self.stdout.read(), self.stderr.read()
+        self.wait(timeout)
+        return self._said
+
+    def to_end(self, timeout: float) -> subprocess.CompletedProcess[str]:
+        said = self.communicate(timeout=timeout)
+        return subprocess.CompletedProcess("", self.wait(), *said)
 
 
 class Programs:
-    """Runs scripts one by one. (housekeeping.py knows the process by its command line.)"""
+    """Runs scripts one by one, or next to each other. (housekeeping.py knows the process by its command
+    line.)"""
 
     def __init__(self, path: str) -> None:
         """path: where they import from."""
@@ -135,6 +187,16 @@ class Programs:
                 raise AssertionError(f"the program hangs: {errors}") from None
             done = [Path(name).read_text() for name in names[1:]]
         return subprocess.CompletedProcess([text, *arguments], status, *done)
+
+    def open(
+        self, program: str, *arguments: str, environment: dict[str, str], is_text: bool = False
+    ) -> Running:
+        """Starts a script, or a text as for ``python -c``, and does not wait for its end."""
+        with tempfile.TemporaryDirectory() as folder:
+            names = [os.path.join(folder, name) for name in ("in", "out", "err", "ends")]
+            whole = {**environment, TOKEN: uuid.uuid4().hex}
+            job = Started(program, list(arguments), whole, os.getcwd(), *names[:3], is_text, names[3])
+            return Running(self, job)
 
     def _kill(self, token: str) -> bool:
         """Kills the program; returns whether it may still be there. One that has just been forked has no
@@ -218,11 +280,37 @@ def _serve() -> Started | None:
 
     gc.collect()
     gc.freeze()
+    ends: dict[int, int] = {}  # pipes, by process id
+
+    def send(pipe: int, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the test has been given up
+            os.write(pipe, b"%*d" % (NUMBER, number))
+
+    def tell(*_: Any) -> None:
+        for pid in list(ends):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                send(ends[pid], os.waitstatus_to_exitcode(status))
+                os.close(ends.pop(pid))
+
+    signal.signal(signal.SIGCHLD, tell)
     for line in sys.stdin:
+        job = Started(*json.loads(line))
+        pipe = os.open(job.ends, os.O_WRONLY) if job.ends else -1
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # until ends has it
         pid = os.fork()
         if pid == 0:
-            return Started(*json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            for other in {*ends.values(), pipe} - {-1}:
+                os.close(other)
+            return job
+        if job.ends:
+            send(pipe, pid)
+            ends[pid] = pipe
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        if not job.ends:
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     return None
 
 
@@ -235,6 +323,7 @@ def _become(job: Started) -> None:
     ctypes.memmove(c.getenv(TOKEN.encode()), job.environment[TOKEN].encode(), len(NO_TOKEN))
     os.environ.clear()
     os.environ.update(job.environment)
+    multiprocessing.current_process().authkey = os.urandom(32)  # as each interpreter draws it
     os.chdir(job.cwd)
     _redirect(0, job.given)
     sys.stdin = open(0, closefd=False)  # it has not read the input of this process

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import torch
 from contract.support import programs, search_path
+from forked import Running
 
 #: how long stress bodies run; the default keeps the folder under three minutes
 SECONDS = float(os.environ.get("MINATO_STRESS_SECONDS") or 1)
@@ -251,11 +252,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"}
 
 
-def start_script(text: str, *arguments: str, **options: Any) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", text, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), **options,
-    )  # fmt: skip
+def start_script(text: str, *arguments: str) -> Running:
+    """Starts such a program and does not wait for its end."""
+    return programs().open(QUIET + text, *arguments, environment=environment(), is_text=True)
 
 
 def epochs(seconds: float, enough: Callable[[], bool] = lambda: True) -> Iterator[int]:

@@ -361,7 +361,7 @@ def test_a_persistent_loader_makes_another_zygote(options, monkeypatch):
 @contextlib.contextmanager
 def program_of(script, *arguments):
     """A program that prints the ids of its processes, and the ids. None of them is left at the end."""
-    process = start_script(script, *arguments, stdin=subprocess.PIPE)
+    process = start_script(script, *arguments)
     family = [int(pid) for pid in process.stdout.readline().split()]
     try:
         yield process, family

@@ -122,8 +122,8 @@ if __name__ == "__main__":
 def test_workers_exit_while_trainer_fork_lives() -> None:
     """The second loader's workers are forked while the first has its pipe open, too. Stopped zygotes
     leave it to the workers to see the end."""
-    process = start_script(OUTLIVED, stdin=subprocess.PIPE)
-    child, *family = [int(pid) for pid in process.stdout.readline().split()]  # type: ignore[union-attr]
+    process = start_script(OUTLIVED)
+    child, *family = [int(pid) for pid in process.stdout.readline().split()]
     try:
         assert len(family) == 4 and {child, *family} <= {p.pid for p in descendants(process.pid)}
         for pid in family[:2]:

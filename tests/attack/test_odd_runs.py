@@ -151,7 +151,7 @@ if LONG:
         """With all of its processes, for longer than its timeout. It is stopped in the middle of a
         batch with samples still to be made when it continues: a finished batch would be received
         before the time is checked."""
-        child = start_script(STANDS_STILL, scheduling, start_new_session=True)
+        child = start_script(STANDS_STILL, scheduling)
         assert child.stdout is not None
         for _ in range(2):
             assert child.stdout.readline() == "begun\n"

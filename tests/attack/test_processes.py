@@ -571,7 +571,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("scheduling", ["balanced", "static"])
 def test_interrupt_and_go_on(scheduling, seed):
     """SIGINT to the whole group at random; the same persistent loader then continues."""
-    process = start_script(INTERRUPTED, scheduling, str(seed), str(SECONDS), process_group=0)
+    process = start_script(INTERRUPTED, scheduling, str(seed), str(SECONDS))
     try:
         out, err = process.communicate(timeout=60 + 4 * SECONDS)
     finally:
@@ -753,7 +753,7 @@ def test_interrupt_ends_a_wait_at_once():
         "    next(it)\n"
         "except KeyboardInterrupt: print('interrupted')\n"
     )
-    process = start_script(script, process_group=0)
+    process = start_script(script)
     try:
         assert process.stdout.readline() == "ready\n"
         family = descendants(process.pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 from attack.support import run_file
+from contract.support import programs
+from forked import Running
 
 import minato
 
@@ -88,8 +89,5 @@ def ran(folder: Path, text: str, *arguments: str, **more: str) -> subprocess.Com
     return done
 
 
-def start(program: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(program), *arguments], env=environment(**more), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+def start(program: Path, *arguments: str, **more: str) -> Running:
+    return programs().open(str(program), *arguments, environment=environment(**more))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from control_groups import group, set_limit  # noqa: F401
+from forked import Running
 
 from .support import OWN_MOUNTS, Memory, ran, start
 
@@ -21,19 +21,16 @@ SAMPLES = 60
 pytestmark = pytest.mark.limit(300)
 
 
-def ready(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
+def ready(process: Running) -> None:
     assert process.stdout.readline() == "ready\n", process.communicate()[1]
 
 
-def begin(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
+def begin(process: Running) -> None:
     process.stdin.write("\n")
     process.stdin.flush()
 
 
-def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
+def told(process: Running) -> dict[str, Any]:
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     found: dict[str, Any] = json.loads(line)
@@ -41,7 +38,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def ended(process: subprocess.Popen[str]) -> None:
+def ended(process: Running) -> None:
     out, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors, errors
@@ -210,7 +207,6 @@ def test_a_fork_outlives_its_parent(tmp_path: Path, memory: Memory) -> None:
     script = tmp_path / "fork.py"
     script.write_text(FORK)
     job = start(script, **memory.environment)
-    assert job.stdout is not None and job.stdin is not None and job.stderr is not None
     child = int(job.stdout.readline())
     assert job.wait() == -signal.SIGKILL
     job.stdin.write("\n")
@@ -304,7 +300,7 @@ def test_programs_are_one_job_if_their_ranks_differ(
     for one in running:
         ready(one)
     begin(running[0])
-    assert running[0].stdout is not None and int(running[0].stdout.readline()) == jobs
+    assert int(running[0].stdout.readline()) == jobs
     for one in running:
         one.communicate("\n\n", timeout=100)
         assert one.returncode == 0

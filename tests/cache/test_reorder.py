@@ -6,13 +6,13 @@ import itertools
 import json
 import logging
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import Running
 from torch.utils.data import (
     ConcatDataset,
     DistributedSampler,
@@ -340,8 +340,7 @@ def test_reorder_without_effect_is_refused(options: Any, words: str) -> None:
 # ---- jobs at the same time ----
 
 
-def told(job: subprocess.Popen[str]) -> Any:
-    assert job.stdout is not None
+def told(job: Running) -> Any:
     line = job.stdout.readline()
     assert line, job.communicate()[1]
     return json.loads(line)
