@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from contract.support import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -24,13 +25,8 @@ FOLDER = ROOT / "benchmarks"
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, str(FOLDER / script), *options],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    more = {**os.environ, "PYTHONPATH": path}
+    return programs().open(str(FOLDER / script), *options, environment=more).to_end(280)
 
 
 def quick(script: str, tmp_path: Path, *options: str) -> tuple[dict[str, Any], str]:
