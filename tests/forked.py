@@ -120,7 +120,9 @@ class Running:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import types
 import urllib.request
@@ -206,11 +205,8 @@ def free_port() -> int:
 
 def test_http_serves_at_the_port_of_the_local_rank() -> None:
     port = free_port()
-    running = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MINATO_METRICS": f":{port - 1}", "LOCAL_RANK": "1"},
-    )  # fmt: skip
+    more = {**os.environ, "MINATO_METRICS": f":{port - 1}", "LOCAL_RANK": "1"}
+    running = programs().open(PROGRAM, "wait", environment=more, is_text=True)
     try:
         assert running.stdout.readline() == "trained\n"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contract.support import programs
 
 from minato._core import TASK_RUNNING, peek, worker_states
 from minato.commands import top as _top
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-TOP = [sys.executable, "-m", "minato", "top"]
+TOP = "import sys; from minato.__main__ import main; sys.exit(main(['top', *sys.argv[1:]]))"
 DEADLINE_S = 60
 
 #: a trainer whose samples block until told otherwise; it answers to lines of its input
@@ -64,19 +65,14 @@ for line in sys.stdin:
 
 class Trainer:
     def __init__(self, options: str = "{}") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, options],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        )  # fmt: skip
+        self.process = programs().open(TRAINER, options, environment=ENVIRONMENT, is_text=True)
         self.pid = self.process.pid
         self.hears("up")
 
     def hears(self, word: str) -> None:
-        assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == word
 
     def tell(self, word: str, answer: str = "done") -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
         self.hears(answer)
@@ -106,9 +102,7 @@ def until(pid: int, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
 
 
 def top(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TOP, *map(str, arguments)], env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    return programs().run(TOP, *map(str, arguments), timeout=DEADLINE_S)
 
 
 def needs_tracing() -> bool:
@@ -392,7 +386,9 @@ def test_top_without_a_process_lists_loaders(stuck: int) -> None:
     assert done.returncode == 0 and "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
     begin = next(n for n, line in enumerate(lines) if line.split()[:1] == [str(stuck)])
-    assert " -c import os" in lines[begin]  # the rest is cut where the path is long
+    words = Path(f"/proc/{stuck}/cmdline").read_text().replace("\0", " ").split()
+    whole = f"{stuck:>8}  {' '.join(words)}"  # the rest is cut where the path is long
+    assert whole.startswith(lines[begin]) and len(lines[begin]) >= min(80, len(whole))
     assert lines[begin + 1].strip().startswith("DataLoader of Data (1000 samples), batch_size=4")
     assert lines[-1].startswith("minato top PID")
 
@@ -423,7 +419,7 @@ def in_a_terminal(pid: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """`minato top` for the process, when it has drawn its page three times; and the terminal."""
     master, slave = pty.openpty()
     shown = subprocess.Popen(
-        [*TOP, str(pid), "--interval", "0.05"], stdin=slave, stdout=slave, stderr=slave,
+        [sys.executable, "-m", "minato", "top", str(pid), "--interval", "0.05"], stdin=slave, stdout=slave, stderr=slave,
         start_new_session=True, preexec_fn=_controlling, env=ENVIRONMENT,
     )  # fmt: skip
     os.close(slave)
@@ -473,11 +469,9 @@ def test_top_ends_with_its_process() -> None:
     """In a terminal, and where there is none, which gets plain text."""
     with trainer() as made:
         made.tell("begin")
-        plain = subprocess.Popen(
-            [*TOP, str(made.pid), "--interval", "0.05"], stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
-        )  # fmt: skip
-        assert plain.stdout is not None
+        plain = programs().open(
+            TOP, str(made.pid), "--interval", "0.05", environment=ENVIRONMENT, is_text=True
+        )
         text = _read_until(plain.stdout.fileno(), lambda t: t.count(b"DataLoader of Data") >= 3)
         assert b"\x1b" not in text and text.count(b"DataLoader of Data") >= 3
         with in_a_terminal(made.pid) as (shown, terminal):
@@ -487,7 +481,7 @@ def test_top_ends_with_its_process() -> None:
             assert shown.wait(DEADLINE_S) == 1 and b"Traceback" not in rest
         _out, errors = plain.communicate(timeout=DEADLINE_S)
         assert plain.returncode == 1
-        for said in (rest, errors):
+        for said in (rest, errors.encode()):
             assert b"there is no process" in said or b"gone" in said
 
 
