@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.utils.data
 from attack.support import in_child
+from contract.support import programs
 from torch.utils.data import DataLoader as Torchs
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -76,18 +76,18 @@ def test_the_class_stays_torchs() -> None:
     assert made_by(pickle.loads(data)) == "torch"
 
 
-def test_pickled_patched_loader_loads_without_minato() -> None:
+def test_pickled_patched_loader_loads_without_minato(tmp_path: Path) -> None:
     with minato.patch_torch():
         loader = numbers()
         list(loader)
-        data = pickle.dumps(loader)
+        (tmp_path / "loader").write_bytes(pickle.dumps(loader))
     program = (
-        "import pickle, sys; loader = pickle.loads(sys.stdin.buffer.read())\n"
+        "import pickle, sys; loader = pickle.load(open(sys.argv[1], 'rb'))\n"
         "assert not any(name.startswith('minato') for name in sys.modules)\n"
         "print(len(list(loader)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True)
-    assert done.stdout.strip() == b"4", done.stderr
+    done = programs().run(program, str(tmp_path / "loader"))
+    assert done.stdout == "4\n", done.stderr
 
 
 def test_minatos_own_class_is_as_before() -> None:

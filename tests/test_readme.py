@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from contract.support import programs
 
 import minato
 
@@ -27,20 +28,20 @@ def program() -> str:
     return text.replace("0.2 if", "0.0 if").replace("else 0.005", "else 0.0")
 
 
-def run(*arguments: str, text: str) -> list[str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments], input=text, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": path}, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
-    return re.findall(r"epoch \d: \d+\.\d s", done.stdout)
 
 
 def test_readme_program_runs_in_file_and_prompt(tmp_path: Path) -> None:
     file = tmp_path / "first.py"
     file.write_text(program())
-    for shown in (run(str(file), text=""), run("-i", text=program() + "\n")):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    more = {**os.environ, "PYTHONPATH": path}
+    for done in (
+        programs().open(str(file), environment=more).to_end(120),
+        subprocess.run([sys.executable, "-W", "ignore", "-i"], input=program() + "\n",
+                       capture_output=True, text=True, env=more, timeout=120),
+    ):  # fmt: skip
+        assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
+        shown = re.findall(r"epoch \d: \d+\.\d s", done.stdout)
         assert [line[:7] for line in shown] == ["epoch 0", "epoch 1"]
 
 
