@@ -141,8 +141,8 @@ SLOW: dict[str, str] = {
     "tests/attack/test_namespaces.py::test_a_killed_trainer_takes_workers_along_without_proc[no /proc":
         "the same with another /proc.",
     "tests/attack/test_memory.py::test_very_many_batches_in_flight[static": "the same balanced.",
-    "tests/contract/test_contexts.py::test_start_methods_give_the_same_streams[minato-forkserver":
-        "the same under spawn.",
+    "tests/contract/test_contexts.py::test_shared_objects_inside_a_dataset[minato-spawn]":
+        "the same under forkserver.",
     "tests/iterators/test_planner.py::test_tensor_in_shared_memory_keeps_torchs_window[spawn-True":
         "the same under fork.",
     "tests/seeding/test_own_seeds.py::test_generator_shared_with_loader_draws_alike_after_a_resume[spawn":
