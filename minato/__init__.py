@@ -31,27 +31,11 @@ if not _CORE and _sys.platform == "linux":
     raise ImportError(_not_built(_os.path.dirname(_os.path.abspath(__file__))), name=__name__)
 
 from torch.utils.data import (
-    BatchSampler,
-    ChainDataset,
-    ConcatDataset,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    IterDataPipe,
-    MapDataPipe,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    StackDataset,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    default_collate,
-    default_convert,
-    get_worker_info,
-    random_split,
-)
+    BatchSampler, ChainDataset, ConcatDataset, Dataset, DistributedSampler, IterableDataset,
+    IterDataPipe, MapDataPipe, RandomSampler, Sampler, SequentialSampler, StackDataset, Subset,
+    SubsetRandomSampler, TensorDataset, WeightedRandomSampler, default_collate, default_convert,
+    get_worker_info, random_split,
+)  # fmt: skip
 
 from ._version import __version__
 from .cache.cache import Cache
@@ -100,33 +84,10 @@ def get_include() -> str:
 
 
 __all__ = [
-    "BatchSampler",
-    "Cache",
-    "ChainDataset",
-    "ConcatDataset",
-    "DataLoader",
-    "Dataset",
-    "DistributedSampler",
-    "ElasticSampler",
-    "IterDataPipe",
-    "IterableDataset",
-    "MapDataPipe",
-    "RandomSampler",
-    "Sampler",
-    "SequentialSampler",
-    "StackDataset",
-    "Subset",
-    "SubsetRandomSampler",
-    "TensorDataset",
-    "WeightedRandomSampler",
-    "WorkerLost",
-    "__version__",
-    "check_determinism",
-    "default_collate",
-    "default_convert",
-    "draws",
-    "get_include",
-    "get_worker_info",
-    "patch_torch",
-    "random_split",
-]
+    "BatchSampler", "Cache", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset",
+    "DistributedSampler", "ElasticSampler", "IterDataPipe", "IterableDataset", "MapDataPipe",
+    "RandomSampler", "Sampler", "SequentialSampler", "StackDataset", "Subset",
+    "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler", "WorkerLost", "__version__",
+    "check_determinism", "default_collate", "default_convert", "draws", "get_include",
+    "get_worker_info", "patch_torch", "random_split",
+]  # fmt: skip

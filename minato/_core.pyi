@@ -130,16 +130,11 @@ class _Peek(TypedDict):
 
 def peek(read: Callable[[int, int], bytes], /) -> _Peek: ...
 def bind_torch(
-    tensor_type: type[torch.Tensor],
-    exchange_api: object | None,
-    plain_tensor: object | None,
+    tensor_type: type[torch.Tensor], exchange_api: object | None, plain_tensor: object | None,
     from_view: Callable[[Buffer, int, int, tuple[int, ...]], torch.Tensor],
-    weak_ref: Callable[[torch.Tensor], object],
-    expired: Callable[[int], object],
-    free_weak: Callable[[int], object],
-    iterator: type[object],
-    /,
-) -> bool: ...
+    weak_ref: Callable[[torch.Tensor], object], expired: Callable[[int], object],
+    free_weak: Callable[[int], object], iterator: type[object], /
+) -> bool: ...  # fmt: skip
 
 # ---- the trainer's side ----------------------------------------------------------------
 
@@ -154,13 +149,9 @@ class HandsOut:
     def _num_yielded(self, count: int) -> None: ...
     def __next__(self) -> Any: ...  # a batch
     def _grant(
-        self,
-        count: int,
-        prefetched: deque[list[Any]] = ...,
-        engine: Engine = ...,
-        progress: _Counts = ...,
-        /,
-    ) -> None: ...
+        self, count: int, prefetched: deque[list[Any]] = ..., engine: Engine = ...,
+        progress: _Counts = ..., /
+    ) -> None: ...  # fmt: skip
 
 class _WorkerEntry(_Entry):
     running: tuple[int, int] | None
@@ -226,27 +217,13 @@ class Block:
 @final
 class Engine:
     def __new__(
-        cls,
-        workers: int,
-        max_retries: int,
-        respawn: bool,
-        memory_limit: int = 0,
-        arena_bytes: int = 0,
-        window: int = 0,
-        in_order: bool = True,
-        costs: CostModel | None = None,
-        min_workers: int = 0,
-        max_workers: int = 0,
-        straggler_seconds: float = 0.0,
-        saved_scheduler: bytes | None = None,
-        blocks: int = 0,
-        group_neighbours: bool = False,
-        ready_batch: int = 0,
-        ready_bound: int = 0,
-        ready_mixes: bool = False,
-        processes: bool = False,
-        title: str = "",
-    ) -> Engine: ...
+        cls, workers: int, max_retries: int, respawn: bool, memory_limit: int = 0,
+        arena_bytes: int = 0, window: int = 0, in_order: bool = True,
+        costs: CostModel | None = None, min_workers: int = 0, max_workers: int = 0,
+        straggler_seconds: float = 0.0, saved_scheduler: bytes | None = None, blocks: int = 0,
+        group_neighbours: bool = False, ready_batch: int = 0, ready_bound: int = 0,
+        ready_mixes: bool = False, processes: bool = False, title: str = "",
+    ) -> Engine: ...  # fmt: skip
     @property
     def fd(self) -> int: ...
     @property
@@ -255,27 +232,13 @@ class Engine:
     def stop(self, dismiss: bool = False, /) -> None: ...
     def close(self) -> None: ...
     def submit(
-        self,
-        epoch: Epoch,
-        worker: int,
-        number: int | None,
-        indices: object,
-        layout: Layout | None,
-        spares: int,
-        /,
-    ) -> Block | None: ...
+        self, epoch: Epoch, worker: int, number: int | None, indices: object, layout: Layout | None,
+        spares: int, /
+    ) -> Block | None: ...  # fmt: skip
     def plan(
-        self,
-        epoch: Epoch,
-        indices: object,
-        number: int,
-        position: int,
-        whole: bool,
-        begins: bytes | None,
-        spares: int,
-        hints: bytes | None,
-        /,
-    ) -> int | None: ...
+        self, epoch: Epoch, indices: object, number: int, position: int, whole: bool,
+        begins: bytes | None, spares: int, hints: bytes | None, /
+    ) -> int | None: ...  # fmt: skip
     def set_form(self, layout: Layout | None, /) -> None: ...
     def plan_end(self) -> None: ...
     def plan_clear(self) -> None: ...
@@ -358,13 +321,9 @@ class CostModel:
     def save(self) -> tuple[bytes, bytes, bytes]: ...
     def slowest(self, most: int, /) -> list[tuple[int, int]]: ...
     def load(
-        self,
-        indices: Buffer,
-        wall_ns: Buffer,
-        ratios: Buffer = ...,
-        errors: tuple[float, float, float] = ...,
-        /,
-    ) -> int: ...
+        self, indices: Buffer, wall_ns: Buffer, ratios: Buffer = ...,
+        errors: tuple[float, float, float] = ..., /
+    ) -> int: ...  # fmt: skip
     def tell_bytes(self, indices: Buffer, bytes: Buffer, /) -> None: ...
     def summary(self) -> _Costs: ...
 
@@ -445,11 +404,8 @@ def native_info(
 # ---- seeding ---------------------------------------------------------------------------
 
 _News: TypeAlias = tuple[
-    Sequence[object],
-    Sequence[dict[Any, Any]],
-    Sequence[dict[Any, Any]],
-    Iterable[type],
-]
+    Sequence[object], Sequence[dict[Any, Any]], Sequence[dict[Any, Any]], Iterable[type],
+]  # fmt: skip
 
 @final
 class Seeder:
@@ -461,26 +417,14 @@ class Seeder:
     def put(self, lo: int, hi: int, /) -> None: ...
     def share(self, ranks: tuple[int, int, int], /) -> None: ...
     def watch(
-        self,
-        dicts: Sequence[dict[Any, Any]],
-        counted: Sequence[dict[Any, Any]],
-        find: Callable[[bool], _News | None],
-        globals: int,
-        types: Iterable[type],
-        /,
-    ) -> None: ...
+        self, dicts: Sequence[dict[Any, Any]], counted: Sequence[dict[Any, Any]],
+        find: Callable[[bool], _News | None], globals: int, types: Iterable[type], /
+    ) -> None: ...  # fmt: skip
     def renew(self) -> bool: ...
     @staticmethod
     def _peek(obj: object, /) -> bytes: ...
     @staticmethod
     def _words(
-        base_seed: int,
-        epoch: int,
-        position: int,
-        domain: int,
-        stream: int,
-        n: int,
-        vector: bool = True,
-        wide: bool = False,
-        /,
-    ) -> tuple[bytes, int]: ...
+        base_seed: int, epoch: int, position: int, domain: int, stream: int, n: int,
+        vector: bool = True, wide: bool = False, /
+    ) -> tuple[bytes, int]: ...  # fmt: skip
