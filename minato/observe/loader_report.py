@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import textwrap
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..text import seconds, sized
@@ -61,55 +62,45 @@ def where(stats: Stats) -> list[Row]:
     return [Row(name, spent, spent / elapsed) for name, spent in parts]
 
 
-def facts(stats: Stats) -> list[tuple[str, str]]:
+def facts(stats: Stats) -> Iterator[tuple[str, str]]:
     """(name, text) of every fact that is known."""
-    found = []
     ready = [w for w in stats["workers"] if w["state"] == "ready"]
     wait, cost = stats["wait"], stats["cost"]
     elapsed = wait["total"] + wait["between"] if wait else 0.0
     if ready and elapsed > 0:
         whole = len(ready) * elapsed
         busy, cpu = sum(w["busy"] for w in ready), sum(w["cpu"] for w in ready)
-        found.append(
-            ("workers", f"{len(ready)} ({stats['worker_type']}), {min(1.0, busy / whole):.0%} busy, "
-             f"{min(1.0, cpu / whole):.0%} on a core")
-        )  # fmt: skip
+        yield "workers", (
+            f"{len(ready)} ({stats['worker_type']}), {min(1.0, busy / whole):.0%} busy, "
+            f"{min(1.0, cpu / whole):.0%} on a core"
+        )
     if cost["samples"]:
         text = f"{seconds(cost['p50'])} each (median), {seconds(cost['p99'])} (99th percentile)"
         if stats["slow"]:
             index, longest = stats["slow"][0]
             text += f"; slowest: {index} ({seconds(longest)})"
-        found.append(("samples", text))
-    if stats["memory"] is not None:
-        memory = stats["memory"]
-        found.append(("memory", f"{sized(memory['used'])} of {sized(memory['limit'])}"))
+        yield "samples", text
+    if (memory := stats["memory"]) is not None:
+        yield "memory", f"{sized(memory['used'])} of {sized(memory['limit'])}"
     device = stats["device"]
     if device is not None and device["batches"]:
-        found.append(
-            ("device", f"{device['device']}, {sized(device['bytes'])} copied, "
-             f"{seconds(device['stalled'])} waited there")
-        )  # fmt: skip
+        yield "device", (
+            f"{device['device']}, {sized(device['bytes'])} copied, "
+            f"{seconds(device['stalled'])} waited there"
+        )
     cache = stats["cache"]
     if cache is not None and cache["hits"] + cache["misses"]:
         share = cache["hits"] / (cache["hits"] + cache["misses"])
-        found.append(
-            ("cache", f"{share:.0%} found, {sized(cache['used'])} of {sized(cache['bytes'])}; found "
-             f"values would have taken {seconds(cache['saved'])} to make")
-        )  # fmt: skip
-    failed = stats["failed"]
-    trouble = [
-        f"{what}: {count}"
-        for count, what in (
-            (stats["deaths"], "workers died"),
-            (failed["left_out"], "samples skipped"),
-            (failed["replaced"], "samples replaced"),
-            (stats["errors"], "batches raised"),
+        yield "cache", (
+            f"{share:.0%} found, {sized(cache['used'])} of {sized(cache['bytes'])}; found values "
+            f"would have taken {seconds(cache['saved'])} to make"
         )
-        if count
-    ]
-    if trouble:
-        found.append(("trouble", ", ".join(trouble)))
-    return found
+    counts = {
+        "workers died": stats["deaths"], "samples skipped": stats["failed"]["left_out"],
+        "samples replaced": stats["failed"]["replaced"], "batches raised": stats["errors"],
+    }  # fmt: skip
+    if any(counts.values()):
+        yield "trouble", ", ".join(f"{what}: {count}" for what, count in counts.items() if count)
 
 
 def _head(stats: Stats) -> str:
@@ -142,13 +133,10 @@ def page(title: str, stats: Stats) -> str:
         for cause in helps:
             text = f"{cause['name']}: {cause['advice']}"
             lines += textwrap.wrap(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-    known = facts(stats)
-    if known:
-        lines.append("")
-        for name, text in known:
-            lines += textwrap.wrap(
-                text, WIDTH, initial_indent=f"{name:9}", subsequent_indent=" " * 9
-            )
+    known = [*facts(stats)]
+    lines += [""] if known else []
+    for name, text in known:
+        lines += textwrap.wrap(text, WIDTH, initial_indent=f"{name:9}", subsequent_indent=" " * 9)
     return "\n".join(lines)
 
 
