@@ -21,14 +21,8 @@ from .errors import program_level
 from .option_values import option
 from .seeding.order_generators import batch_size_of, sampler_epoch
 from .seeding.ranks import (
-    Ranks,
-    batch_of_rank,
-    deals_batches,
-    is_megatrons,
-    of_process,
-    ranks_of,
-    samplers_of,
-)
+    Ranks, batch_of_rank, deals_batches, is_megatrons, of_process, ranks_of, samplers_of,
+)  # fmt: skip
 from .typing import State
 
 #: options that must have these values for a state to know the position
@@ -291,18 +285,13 @@ def check_order(loader: Any, state: State, *, wholly: bool) -> None:
             )
 
 
-class UnequalPositions(ValueError):
-    """Ranks have received different numbers of batches. least: the state of one that had fewest."""
-
-    least: State
-
-
-def one_of(states: list[State], loader: Any) -> State:
-    """The state to load, of those of all ranks.
+def one_of(states: list[State], loader: Any, strict: bool) -> State:
+    """The state to load, of those of all ranks. Not strict: warns if ranks differ in what they have
+    received, and chooses that of one that had least.
 
     Raises:
-        ValueError: if a rank's state is missing, or if states are of different orders.
-        UnequalPositions: if ranks differ in what they have received.
+        ValueError: if a rank's state is missing, or if states are of different orders, or (strict)
+            if ranks differ in what they have received.
     """
     names = [(state["rank"], state["world"]) for state in states]
     found, (_, world) = {state["rank"]: state for state in states}, names[0]
@@ -318,12 +307,16 @@ def one_of(states: list[State], loader: Any) -> State:
     if None in places.values() or len({*places.values()}) == 1:
         return own
     at = (f"rank {rank} at {one[1]} of epoch {one[0]}" for rank, one in places.items() if one)
-    error = UnequalPositions(
+    told = (
         "the ranks had not received equally many samples when their states were saved: "
         f"{', '.join(at)}. Save on all ranks after the same step"
     )
-    error.least = found[min(places, key=lambda rank: places[rank] or (0, 0))]
-    raise error
+    if strict:
+        raise ValueError(told)
+    warnings.warn(
+        f"{told}. All ranks go on at the smallest: samples repeat", stacklevel=program_level()
+    )
+    return found[min(places, key=lambda rank: places[rank] or (0, 0))]
 
 
 def _check_one_order(states: list[State]) -> None:

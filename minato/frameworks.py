@@ -64,27 +64,3 @@ def begins_next_epoch(loader: Any) -> bool:
         return False
     counted = done.total.completed + 1 == done.total.processed == done.total.started == done.total.ready
     return bool(done.is_last_batch and counted)
-
-
-def is_strict(strict: bool | None, loader: Any) -> bool:
-    """Whether a state that does not fit the loader is an error: ``strict`` if it is given, else
-    True if the user's own program calls."""
-    return calling_framework(loader) is None if strict is None else strict
-
-
-def epoch_starts_again_warning(error: Exception) -> str:
-    """The warning when a state that does not fit is not an error."""
-    return (
-        f"the loader cannot resume from the state that it was given: {error}. Its position in the "
-        "epoch is lost. The epoch starts as the program has set it up, as with torch's loader, so "
-        "samples may be delivered twice. To resume, make the loader as it was when the state was "
-        "saved; to get an error instead, call load_state_dict(state, strict=True)"
-    )
-
-
-def other_rank_warning(error: Exception) -> str:
-    """The warning for another rank's state. Lightning, for example, saves only that of rank 0."""
-    return (
-        f"{error}. This rank now skips the same number of its own batches. These are the batches "
-        "it has delivered, unless its order comes from its own random numbers"
-    )

@@ -21,12 +21,10 @@ from ._system import refused
 from .cache.cache import Cache
 from .dataset_calls import attribute, is_stateful
 from .device.provider import target
-from .elastic import UnequalPositions, elastic_of
+from .elastic import elastic_of
 from .epoch_progress import title_of
 from .errors import program_level
-from .frameworks import (
-    begins_next_epoch, epoch_starts_again_warning, is_strict, other_rank_warning,
-)  # fmt: skip
+from .frameworks import begins_next_epoch, calling_framework
 from .iterators.loader_memo import memo_of, set_pending
 from .iterators.inline import InlineIterator
 from .iterators.stats import collect
@@ -35,7 +33,7 @@ from .option_values import option, record
 from .options import SCHEDULING_VARIABLE, Options, asks_for_torchs_workers, described, hinting
 from .remote import Ray, check_type, cuts, threads
 from .seeding.order_generators import Sources, set_sampler_epoch
-from .state import OfAnotherRank, in_mid_epoch, of_all_ranks, opened, state_of
+from .state import in_mid_epoch, opened, state_of
 from .typing import Batching, CacheForm, OnError, Scheduling, State, Stats, WorkerType
 
 if CORE:
@@ -348,7 +346,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "epoch, count the batches you take and skip that number.",
                 stacklevel=program_level(),
             )
-        elif reason is None and self._shares_a_stateful_dataset() and memo.warns_of("no state"):
+        balanced = self.num_workers > 0 and option(self, "scheduling") != "static"
+        shared = balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
+        if reason is None and shared and memo.warns_of("no state"):
             warnings.warn(
                 f"the state_dict() of the dataset, a {type(self.dataset).__name__}, is not part of "
                 "the loader's state: any free worker makes any sample, so no worker's copy of the "
@@ -357,10 +357,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 stacklevel=program_level(),
             )
         return state_of(self, memo, counted=reason is None)
-
-    def _shares_a_stateful_dataset(self) -> bool:
-        balanced = self.num_workers > 0 and option(self, "scheduling") != "static"
-        return balanced and self._dataset_kind == _DatasetKind.Map and is_stateful(self.dataset)
 
     @eager
     def load_state_dict(self, state: State | list[State], strict: bool | None = None) -> None:
@@ -396,18 +392,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             memo.resume = memo.progress = memo.sampler_end = None
             set_pending(self, None)
             return
+        strict = calling_framework(self) is None if strict is None else strict
         try:
-            if isinstance(state, (list, tuple)) and state:
-                state = self._of_all_ranks(state, strict)
-            resume = opened(state, self)
+            resume = opened(state, self, strict)
         except ValueError as error:
-            if is_strict(strict, self):
+            if strict:
                 raise
-            if not isinstance(error, OfAnotherRank):
-                warnings.warn(epoch_starts_again_warning(error), stacklevel=program_level())
-                return
-            resume = opened(state, self, in_step=True)
-            warnings.warn(other_rank_warning(error), stacklevel=program_level())
+            warnings.warn(
+                f"the loader cannot resume from the state that it was given: {error}. Its position in "
+                "the epoch is lost. The epoch starts as the program has set it up, as with torch's "
+                "loader, so samples may be delivered twice. To resume, make the loader as it was when "
+                "the state was saved; to get an error instead, call "
+                "load_state_dict(state, strict=True)",
+                stacklevel=program_level(),
+            )
+            return
         memo.load_costs(*resume["costs"])
         if resume["user_epoch"] is not None:
             self.set_epoch(resume["user_epoch"])
@@ -437,19 +436,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "avoid that, skip them (itertools.islice).",
                 stacklevel=program_level(),
             )
-
-    def _of_all_ranks(self, states: Any, strict: bool | None) -> State:
-        """The state to load, of those of all ranks."""
-        try:
-            return of_all_ranks(states, self)
-        except UnequalPositions as error:
-            if is_strict(strict, self):
-                raise
-            warnings.warn(
-                f"{error}. All ranks go on at the smallest: samples repeat",
-                stacklevel=program_level(),
-            )
-            return error.least
 
     @eager
     def stats(self) -> Stats:

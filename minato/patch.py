@@ -130,7 +130,7 @@ def _taking_options(init: Any) -> Any:
 
 #: Methods that torch's class gets. A subclass that defines one of these itself keeps its own.
 _METHODS = (
-    "_new_iterator", "_why_torch", "_shares_a_stateful_dataset",
+    "_new_iterator", "_next_epoch", "_why_torch",
     "set_epoch", "state_dict", "load_state_dict", "stats", "report", "_repr_html_",
 )  # fmt: skip
 

@@ -453,14 +453,10 @@ def _check_fit(state: State, loader: Any) -> None:
         )
 
 
-class OfAnotherRank(ValueError):
-    """The state holds the position of another rank but not of this one."""
-
-
-def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
-    """The state for the rank that loads it. in_step: assume that this rank delivered as many
-    batches as the rank that took the state. Assume it even if the sampler does not say how it deals
-    them."""
+def _of_this_rank(state: State, loader: Any, strict: bool) -> State:
+    """The state for the rank that loads it. Not strict: assumes, with a warning, that this rank
+    delivered as many batches as the rank that took the state, even if the sampler does not say how
+    it deals them."""
     mine, mid_epoch = ranks_of(loader), in_mid_epoch(state)
     if state["rank"] is None:  # an older state
         state = {**state, **mine._asdict()}
@@ -481,12 +477,19 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
         )
     dealt = theirs.dealt and mine.dealt and (differs or theirs.block == mine.block)
     follows = dealt and not state["delivered_beyond"]  # out of order, ranks differ
-    if mid_epoch and not follows and not in_step:
-        raise OfAnotherRank(
+    if mid_epoch and not follows:
+        told = (
             f"the state was taken in mid-epoch by rank {theirs.rank}, but this is rank {mine.rank}. "
             "Its position only follows from that if the sampler says how it deals samples to ranks "
             "(as DistributedSampler does) and batches come in order. Save the state of each rank, "
             "and load each rank's own"
+        )
+        if strict:
+            raise ValueError(told)
+        warnings.warn(  # Lightning, for example, saves only the state of rank 0
+            f"{told}. This rank now skips the same number of its own batches. These are the batches "
+            "it has delivered, unless its order comes from its own random numbers",
+            stacklevel=program_level(),
         )
     # The own states of the other rank's loader and dataset do not apply to this rank. Ranks that
     # share one order shuffle with the same generators, so the samplers' generators do apply.
@@ -523,17 +526,14 @@ def _of_this_rank(state: State, loader: Any, in_step: bool) -> State:
     return state
 
 
-def of_all_ranks(states: Any, loader: Any) -> State:
-    """The state to load, of a list with those of all ranks; see ``elastic.one_of``."""
-    return one_of([_checked(state) for state in states], loader)
-
-
-def opened(state: Any, loader: Any, *, in_step: bool = False) -> State:
-    """The state as iterators use it; raises ValueError that says what is wrong. in_step: see
-    ``_of_this_rank``."""
+def opened(state: Any, loader: Any, strict: bool) -> State:
+    """The state, or the list of those of all ranks, as iterators use it; raises ValueError that says
+    what is wrong. strict: see ``elastic.one_of`` and ``_of_this_rank``."""
+    if isinstance(state, (list, tuple)) and state:
+        state = one_of([_checked(one) for one in state], loader, strict)
     state = copy.deepcopy(_checked(state))  # the program may change its own later
     _check_fit(state, loader)
-    state = _of_this_rank(state, loader, in_step)
+    state = _of_this_rank(state, loader, strict)
     generators = _unpack_generators(state["generators"])
     Sources(loader).check(generators)
     costs, starts = unpack_costs(state["costs"]), _starts(state, loader)

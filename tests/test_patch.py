@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import minato
 from minato.option_values import option
-from minato.patch import Swaps
+from minato.patch import _METHODS, Swaps
 
 Torchs.__reduce_ex__(Torchs([]), 2)  # by which Python writes something into the class
 BEFORE = dict(vars(Torchs))
@@ -62,6 +62,17 @@ def test_existing_loaders_use_minato_after_patch(kind: type, workers: int) -> No
         assert "4 batches delivered" in loader._repr_html_() and "4 batches delivered" in loader.report()
         assert made_by(numbers(kind, num_workers=workers)) == "minato"
     assert made_by(loader) == "torch" and not hasattr(loader, "stats")
+
+
+def test_patched_loaders_have_all_methods_that_minato_calls() -> None:
+    own = {name for name, value in vars(minato.DataLoader).items() if inspect.isfunction(value)}
+    kept = {"__init__", "__repr__", "_get_iterator", "check_worker_number_rationality"}
+    assert own - set(_METHODS) == kept
+    with minato.patch_torch():
+        loader = numbers()
+        next(iter(loader))
+        loader.load_state_dict([loader.state_dict()])  # of all ranks
+        assert len(list(loader)) == 3
 
 
 def test_the_class_stays_torchs() -> None:
