@@ -253,35 +253,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         remote: Ray | None = None,
         pending_state: State | None = None,
     ) -> None:
+        given = dict(locals())
+        del given["self"], given["__class__"]
         if remote is not None:
             check_type(remote)
             size = batch_size if batch_sampler is None else getattr(batch_sampler, "batch_size", None)
             splits = cuts(dataset, collate_fn, batch_size is not None)
-            num_workers = num_workers or threads(remote, size or 1, splits)
-            worker_type = worker_type or "thread"
-        given = locals()
-        options = Options(**{field.name: given[field.name] for field in fields(Options)})
-        options.check(num_workers, persistent_workers)
+            given["num_workers"] = num_workers or threads(remote, size or 1, splits)
+            given["worker_type"] = worker_type or "thread"
+        options = Options(**{field.name: given.pop(field.name) for field in fields(Options)})
+        options.check(given["num_workers"], persistent_workers)
         record(self, vars(options))
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        super().__init__(**given)  # torch's arguments are left
         options.check_effect(self)
         elastic_of(self)  # raises ValueError if samples would be dealt to ranks twice
 
