@@ -80,49 +80,35 @@ def _is_torchs_own() -> bool:
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Loads batches of a dataset; a drop-in for ``torch.utils.data.DataLoader``.
 
-    All arguments of torch's class, with its defaults, checks and error texts, and these:
+    All arguments of torch's class, with its defaults, checks and error texts, and these. The page
+    docs/options.md has more about them, and lists what a dataset may offer.
 
     Args:
-        scheduling: ``"balanced"`` gives each sample to the next free worker. It seeds each sample
-            by (seed, epoch, position), so batches do not depend on the number of workers.
-            ``"static"`` is torch bit for bit: batch i on worker i mod n with torch's random
-            streams. The environment variable ``MINATO_SCHEDULING`` sets the default. Iterable
-            datasets always use torch's streams.
+        scheduling: ``"balanced"`` gives each sample to the next free worker. ``"static"`` is torch
+            bit for bit: batch i on worker i mod n with torch's random streams, as always for
+            iterable datasets. The environment variable ``MINATO_SCHEDULING`` sets the default.
         seed_per_sample: ``None``: on with balanced scheduling, off with static scheduling and
-            without workers. ``False``: each worker has its own random stream, as in torch.
-            ``True`` with ``num_workers=0``: the same samples as with any number of workers.
-            A dataset may offer ``seed_sample(seed: int)`` for generators that minato cannot
-            find. It may also offer ``cost_hint(index, *, seed=None, epoch=None) -> float | None``:
-            the expected cost of a sample, in seconds or any other unit (see ``minato.draws``). It
-            may offer ``locality_key(index)``, any hashable: one worker makes consecutive samples
-            with the same key, because they share an opened file.
+            without workers. Each sample is seeded by (seed, epoch, position), so batches do not
+            depend on the number of workers. ``False``: each worker has its own random stream, as in
+            torch. ``True`` with ``num_workers=0``: the same samples as with any number of workers.
         seed_rank: the rank whose random numbers this process draws when several ranks load.
             ``None``: the rank of the sampler (or batch sampler), if it says how it deals samples
-            to ranks, as ``DistributedSampler`` does. A sample is then seeded by its position in
-            the whole epoch. Without such a sampler, the rank of this process, from
+            to ranks, as ``DistributedSampler`` does; else that of the process, from
             ``torch.distributed`` or the launcher's environment variables. An int from 0 on: that
-            rank. Give the same number on ranks that must load identical batches (one
-            tensor-parallel group) if their samplers name no rank.
+            rank. Ranks that must load identical batches need the same number.
         memory_limit: ceiling, in bytes (int, or text such as ``"8GiB"``), of the memory shared
-            with workers, including batches that the program retains. Past half of it, batches
-            are copied to ordinary memory. ``None``: half of the available memory,
-            divided by the number of processes that a launcher such as torchrun started here.
+            with workers, including batches that the program retains. ``None``: half of the
+            available memory, divided by the number of processes that a launcher started here.
         batching: ``"sampler"`` delivers the sampler's batches. ``"ready"`` fills batches with
-            the samples that are ready first. Slow samples keep their natural share, and no sample
-            moves further than ``minato.iterators.ready.DISPLACEMENT`` batches from its position in
-            the sampler's order. It needs ``in_order=False``, a map-style dataset and torch's
-            plain ``BatchSampler``. With your own collate_fn, which workers still run, the
-            sampler's batches stay whole and arrive as they are ready.
+            the samples that are ready first. No sample moves further than
+            ``minato.iterators.ready.DISPLACEMENT`` batches from its position in the sampler's order.
+            It needs ``in_order=False``, a map-style dataset and torch's plain ``BatchSampler``. With
+            your own collate_fn, the sampler's batches stay whole and arrive as they are ready.
         worker_type: ``"process"``: worker processes, for any dataset. ``"thread"``: Python threads
-            of this process, for map-style datasets whose samples release the GIL. Threads share
-            the dataset without a copy. Generators that threads share are not seeded; only
-            ``seed_sample`` and a ``threading.local`` are. ``"native"``: threads of this process
-            that make samples in C without the GIL, for datasets that offer a
-            ``native_pipeline()`` (``minato.ops.VolumeDataset``). Batches are the same, nothing is
-            forked or pickled, and closing the loader waits for samples in progress. ``None``:
-            native if the dataset offers it and nothing needs Python in a worker (a
-            collate_fn or worker_init_fn, ``scheduling="static"``, a
-            ``multiprocessing_context``, ``batch_size=None``); processes otherwise.
+            of this process, which share the dataset, for map-style datasets whose samples release
+            the GIL. ``"native"``: threads of this process that make samples in C without the GIL,
+            for datasets with a ``native_pipeline()`` (``minato.ops.VolumeDataset``). ``None``:
+            native if the dataset offers it and nothing needs Python in a worker; else processes.
         autoscale: ``None``: exactly ``num_workers``. ``(low, high)``: the number of workers
             starts at ``num_workers`` and moves between the two by measurement; ``high`` is
             also the ceiling for standby workers.
@@ -132,56 +118,41 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_next_epoch: start the next epoch's first batches while this epoch ends
             (persistent workers only). The sampler's next epoch is then drawn early, and its
             exceptions are raised when that epoch is asked for. The early batches are discarded if
-            the program calls ``set_epoch`` (the loader's or the sampler's), or gives the sampler
-            another generator or other weights. They are also discarded if it changes an attribute
-            of the sampler: a plain value, or the content of a list, tensor or array. Changes deeper
-            inside are not noticed. In a sampler that is not torch's, in-place changes, made without
-            torch, of more than 4,096 elements or 256 KiB are not noticed either.
+            the program calls ``set_epoch`` or changes the sampler.
         cache: ``"16GiB"`` or a ``minato.Cache``: the deterministic part of each sample is made once
             per machine and shared by workers, ranks and jobs. For datasets with ``read(i)``,
             ``decode(raw, i)`` and ``augment(value, i)``, for ``minato.ops.VolumeDataset``, and for
-            torchvision's ``ImageFolder`` and ``DatasetFolder``. The samples are the same as
-            without. With a size, the loader makes the cache, and loaders of the same dataset
-            class share it.
-        cache_format: with ``cache``: ``"decoded"`` keeps what ``decode`` returns, ``"encoded"`` what ``read``
-            returns. ``None``: decoded if all samples fit, else encoded. minato estimates that
-            from a few samples, and logs both sizes once.
-        cache_reorder: with ``cache``, for several jobs on one data set. If another job has the cache open
-            when an epoch starts, cached samples come earlier in that epoch. All jobs together then
-            read the data set about once. Each sample still comes exactly once an epoch. Which
-            samples share a batch then depends on timing; what a sample draws does not, as it is
-            seeded by its index. Only the orders of torch's ``RandomSampler`` without replacement,
-            ``SubsetRandomSampler`` and a ``DistributedSampler`` that shuffles are changed.
+            torchvision's ``ImageFolder`` and ``DatasetFolder``. The samples are the same as without.
+        cache_format: with ``cache``: ``"decoded"`` keeps what ``decode`` returns, ``"encoded"`` what
+            ``read`` returns. ``None``: decoded if all samples are estimated to fit, else encoded.
+        cache_reorder: with ``cache``, for several jobs on one data set: samples that another job has
+            cached come earlier in the epoch. Each still comes exactly once. Which samples share a
+            batch then depends on timing; what a sample draws does not, as it is seeded by its index.
+            Only the orders of torch's ``RandomSampler`` without replacement, ``SubsetRandomSampler``
+            and a ``DistributedSampler`` that shuffles are changed.
         device: deliver batches on this device (``"cuda"``, ``"cuda:1"``, a ``torch.device``).
-            They are copied ahead of ``next()`` on minato's own stream. The program's current
-            stream waits for the copy; the program does not. ``"cuda"`` is the current device
-            when the iterator is made. Containers are searched as for ``pin_memory``, and so are
-            dataclasses. Other objects stay as they are unless they have a ``to(device)`` method.
-            Pipelines of ``minato.ops`` run their last operators on a CUDA device where they can.
-            ``pin_memory`` is not needed in addition. ``"cpu"`` and ``None``: nothing is copied.
+            They are copied ahead of ``next()`` on minato's own stream, for which the program's
+            current stream waits. ``"cuda"`` is the current device when the iterator is made.
+            Containers are searched as for ``pin_memory``, and so are dataclasses. Other objects stay
+            as they are unless they have a ``to(device)`` method. ``"cpu"`` and ``None``: no copy.
         remote: ``minato.remote.Ray(actors=16, cpus=1)``: actors on a Ray cluster make the samples, with
             the same batches as local workers. Threads of this process wait for them;
-            ``num_workers=0`` chooses how many. See docs/remote.md.
+            ``num_workers=0`` chooses how many.
         max_retries: how often a sample is given to another worker after its worker died, before
-            ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"`` and iterable
-            datasets, whose workers cannot be replaced, and for threads, which cannot be killed;
-            they refuse more than the default.
+            ``minato.WorkerLost`` is raised. Always 0 for ``scheduling="static"``, iterable datasets
+            and threads; they refuse more than the default.
         on_error: ``"raise"``: a sample that raises ends its batch with that error, as in torch's
-            loader. ``"skip"``: the sample is left out and counted, and the batch is smaller (a
-            batch without samples is not delivered). ``"replace"``: another sample of the same
-            epoch takes its place, the same one for any number of workers, so batches keep
-            their size. A sample also counts as failed if it calls ``sys.exit()`` in a worker, or
-            cannot be pickled. With neither ``scheduling="static"`` nor ``batching="ready"``, so
-            does one that kills ``max_retries`` + 1 workers. For map-style datasets. Errors of a
-            collate_fn always raise, and so do those of a ``__getitems__`` that does not return a
-            list of samples.
+            loader. ``"skip"``: the sample is left out and counted, and the batch is smaller.
+            ``"replace"``: another sample of the same epoch takes its place, the same one for any
+            number of workers. For map-style datasets. A sample also fails if it calls
+            ``sys.exit()``, cannot be pickled, or kills ``max_retries`` + 1 workers. Errors of a
+            collate_fn always raise. docs/options.md has a few exceptions.
         max_errors: with ``on_error`` other than ``"raise"``: how many samples of an epoch may fail.
             An int is a number, a float a share of the epoch (one sample always may). One more
             failure raises the first error.
         sample_timeout: seconds. A sample that takes longer has failed: its worker is killed and
-            replaced, and ``on_error`` applies. It is not tried again; ``"raise"`` names the sample
-            and shows where it was. It counts while the program waits for a batch. For a dataset
-            with ``__getitems__`` it limits each call. For worker processes that make samples of a
+            replaced, and ``on_error`` applies. It is not tried again. For a dataset with
+            ``__getitems__`` it limits each call. For worker processes that make samples of a
             map-style dataset with balanced scheduling; refused elsewhere.
         pending_state: the state from which the next iterator resumes. ``load_state_dict()`` sets
             this attribute and the iterator clears it. Copies, pickles and libraries that rebuild a
