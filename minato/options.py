@@ -48,9 +48,9 @@ SCHEDULING_VARIABLE = "MINATO_SCHEDULING"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: options that are numbers
+#: options that are numbers, or hold them
 _NUMBERS = ("seed_rank", "memory_limit", "cache", "max_retries", "straggler_threshold", "max_errors",
-            "sample_timeout")  # fmt: skip
+            "sample_timeout", "autoscale")  # fmt: skip
 
 #: options that only balanced scheduling supports, with their values that ask for nothing
 _BALANCED: dict[str, tuple[Any, ...]] = {
@@ -65,11 +65,43 @@ _ANY: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def _of_environment(scheduling: Any) -> str:
-    """Where the value comes from, if a user cannot see that in the program."""
-    if os.environ.get(SCHEDULING_VARIABLE) != scheduling:
-        return ""
-    return f" (from the environment variable {SCHEDULING_VARIABLE})"
+def _is_number(value: Any, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value, int, float) and value > 0
+
+
+def _is_pair(value: Any) -> bool:
+    pair = isinstance(value, (tuple, list)) and len(value) == 2
+    return pair and all(type(n) is int for n in value) and value[0] >= 1
+
+
+#: by option: whether a value can be right, and what it must be
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "scheduling": (lambda v: v in ("balanced", "static"), "'balanced' or 'static'"),
+    "seed_rank": (
+        lambda v: v is None or (_is_number(v, int) and 0 <= v < 2**31),
+        "None or a rank (an int from 0 on)"),
+    "max_retries": (lambda v: _is_number(v, int) and v >= 0, "a non-negative integer"),
+    "autoscale": (
+        lambda v: v is None or _is_pair(v), "None or a pair (low, high) of positive integers"),
+    "straggler_threshold": (
+        lambda v: v is None or v == "auto" or _is_positive(v),
+        "'auto', None or a positive number of seconds"),
+    "sample_timeout": (
+        lambda v: v is None or (_is_positive(v) and v < math.inf),
+        "None or a positive number of seconds"),
+    "on_error": (lambda v: v in ("raise", "skip", "replace"), "'raise', 'skip' or 'replace'"),
+    "max_errors": (
+        lambda v: (type(v) is float and 0 <= v <= 1) or (type(v) is int and v >= 0),
+        "a number of samples (a non-negative int) or a share of the epoch (a float from 0 to 1)"),
+    "cache_format": (lambda v: v in (None, "decoded", "encoded"), "None, 'decoded' or 'encoded'"),
+    "batching": (lambda v: v in ("sampler", "ready"), "'sampler' or 'ready'"),
+    "worker_type": (
+        lambda v: v in (None, "process", "native", "thread"), "None, 'process', 'native' or 'thread'"),
+}  # fmt: skip
 
 
 def hinting(init: _Function) -> _Function:
@@ -162,14 +194,12 @@ class Options:
 
     def __post_init__(self) -> None:
         """Converts NumPy's number types to Python's."""
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if isinstance(value, np.generic):
-                vars(self)[name] = value.item()
-        bounds: Any = self.autoscale
-        if isinstance(bounds, (tuple, list)):
-            plain = [n.item() if isinstance(n, np.generic) else n for n in bounds]
-            vars(self)["autoscale"] = tuple(plain) if isinstance(bounds, tuple) else plain
+        def plain(value: Any) -> Any:
+            if isinstance(value, (tuple, list)):
+                return (tuple if isinstance(value, tuple) else list)(map(plain, value))
+            return value.item() if isinstance(value, np.generic) else value
+
+        vars(self).update({name: plain(getattr(self, name)) for name in _NUMBERS})
 
     @classmethod
     def of(cls, loader: Any) -> Options:
@@ -207,130 +237,49 @@ class Options:
 
     def check(self, num_workers: int, persistent_workers: bool) -> None:
         """Raises ValueError for values that are wrong for every dataset."""
-        if self.scheduling not in ("balanced", "static"):
-            raise ValueError(
-                f"scheduling must be 'balanced' or 'static', got {self.scheduling!r}"
-                f"{_of_environment(self.scheduling)}"
-            )
-        if self.seed_per_sample and self.static:
-            raise ValueError(
-                "seed_per_sample=True needs scheduling='balanced': static scheduling keeps "
-                "torch's random stream of each worker"
-            )
-        self._check_seed_rank()
-        retries = self.max_retries
-        if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-            raise ValueError(
-                f"max_retries must be a non-negative integer, got {retries!r}"
-            )
+        for name, (sound, must) in _VALUES.items():
+            value: Any = getattr(self, name)
+            if not sound(value):
+                there = name == "scheduling" and os.environ.get(SCHEDULING_VARIABLE) == value
+                where = f" (from the environment variable {SCHEDULING_VARIABLE})" if there else ""
+                raise ValueError(f"{name} must be {must}, got {value!r}{where}")
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
         if self.device is not None:
             target(self.device)
-        self._check_autoscale(num_workers)
-        self._check_straggler_threshold()
-        self._check_sample_timeout(num_workers)
-        self._check_errors()
-        self._check_cache()
-        if self.autoscale is not None and self.static:
-            raise ValueError(
-                "autoscale needs scheduling='balanced': static scheduling ties "
-                "batches and random streams to a fixed number of workers"
-            )
-        if self.prefetch_next_epoch and not persistent_workers:
-            raise ValueError("prefetch_next_epoch needs persistent_workers=True")
-
-    def _check_seed_rank(self) -> None:
-        rank = self.seed_rank
-        if rank is None:
-            return
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < 2**31:
-            raise ValueError(
-                f"seed_rank must be None or a rank (an int from 0 on), got {rank!r}"
-            )
-        if self.seed_per_sample is False:
-            raise ValueError(
-                f"seed_rank={rank} has no effect with seed_per_sample=False, which turns off "
-                "the seeding of samples. Leave out one of the two."
-            )
-
-    def _check_autoscale(self, num_workers: int) -> None:
-        bounds: Any = self.autoscale
-        if bounds is None:
-            return
-        pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
-        if not pair or any(type(n) is not int for n in bounds) or bounds[0] < 1:
-            raise ValueError(
-                "autoscale must be None or a pair (low, high) of positive integers, "
-                f"got {bounds!r}"
-            )
-        if bounds[0] > bounds[1]:
-            raise ValueError(f"autoscale must be (low, high) with low <= high, got {bounds!r}")
-        if num_workers == 0:
-            raise ValueError("autoscale needs num_workers > 0")
-        if not bounds[0] <= num_workers <= bounds[1]:
-            raise ValueError(
-                f"autoscale must be (low, high) with low <= num_workers <= high, got {bounds!r} and "
-                f"num_workers={num_workers}, the number of workers at the start"
-            )
-
-    def _check_errors(self) -> None:
-        if self.on_error not in ("raise", "skip", "replace"):
-            raise ValueError(
-                "on_error must be 'raise', 'skip' or 'replace', got "
-                f"{self.on_error!r}"
-            )
-        most = self.max_errors
-        share = type(most) is float and 0 <= most <= 1
-        if not share and not (type(most) is int and most >= 0):
-            raise ValueError(
-                "max_errors must be a number of samples (a non-negative int) or a "
-                f"share of the epoch (a float from 0 to 1), got {most!r}"
-            )
-
-    def _check_straggler_threshold(self) -> None:
-        threshold = self.straggler_threshold
-        if threshold is None or threshold == "auto":
-            return
-        number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-        if not number or not threshold > 0:  # type: ignore[operator]  # a number
-            raise ValueError(
-                "straggler_threshold must be 'auto', None or a positive number of "
-                f"seconds, got {threshold!r}"
-            )
-
-    def _check_sample_timeout(self, num_workers: int) -> None:
-        seconds = self.sample_timeout
-        if seconds is None:
-            return
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not number or not 0 < seconds < math.inf:
-            raise ValueError(
-                f"sample_timeout must be None or a positive number of seconds, got {seconds!r}"
-            )
-        if num_workers == 0:
-            raise ValueError(
-                f"sample_timeout={seconds!r} has no effect with num_workers=0: there is no worker to "
-                "kill. Leave it out, or set num_workers"
-            )
-
-    def _check_cache(self) -> None:
-        if self.cache_format not in (None, "decoded", "encoded"):
-            raise ValueError(
-                f"cache_format must be None, 'decoded' or 'encoded', got {self.cache_format!r}"
-            )
-        if self.cache is None:
-            for name in ("cache_format", "cache_reorder"):
-                if value := getattr(self, name):
-                    raise ValueError(f"{name}={value!r} has no effect without cache=. Leave it out.")
-            return
-        if isinstance(self.cache, (int, str)) and not isinstance(self.cache, bool):
-            Cache(self.cache)  # it checks the size and opens nothing
-        elif not isinstance(self.cache, Cache):
+        if _is_number(self.cache, int, str):
+            Cache(self.cache)  # type: ignore[arg-type]  # it checks the size and opens nothing
+        elif self.cache is not None and not isinstance(self.cache, Cache):
             raise TypeError(
-                "cache must be None, a size such as '16GiB' or a minato.Cache, got "
-                f"{self.cache!r}"
+                f"cache must be None, a size such as '16GiB' or a minato.Cache, got {self.cache!r}"
             )
+        bounds = self.autoscale
+        wrong = {
+            "seed_per_sample=True needs scheduling='balanced': static scheduling keeps torch's random "
+            "stream of each worker": self.seed_per_sample and self.static,
+            f"seed_rank={self.seed_rank} has no effect with seed_per_sample=False, which turns off the "
+            "seeding of samples. Leave out one of the two.":
+                self.seed_rank is not None and self.seed_per_sample is False,
+            f"autoscale must be (low, high) with low <= high, got {bounds!r}":
+                bounds and bounds[0] > bounds[1],
+            "autoscale needs num_workers > 0": bounds and num_workers == 0,
+            f"autoscale must be (low, high) with low <= num_workers <= high, got {bounds!r} and "
+            f"num_workers={num_workers}, the number of workers at the start":
+                bounds and not bounds[0] <= num_workers <= bounds[1],
+            f"sample_timeout={self.sample_timeout!r} has no effect with num_workers=0: there is no "
+            "worker to kill. Leave it out, or set num_workers":
+                self.sample_timeout is not None and num_workers == 0,
+            f"cache_format={self.cache_format!r} has no effect without cache=. Leave it out.":
+                self.cache_format and self.cache is None,
+            f"cache_reorder={self.cache_reorder!r} has no effect without cache=. Leave it out.":
+                self.cache_reorder and self.cache is None,
+            "autoscale needs scheduling='balanced': static scheduling ties batches and random streams "
+            "to a fixed number of workers": bounds and self.static,
+            "prefetch_next_epoch needs persistent_workers=True":
+                self.prefetch_next_epoch and not persistent_workers,
+        }  # fmt: skip
+        for text in (text for text, applies in wrong.items() if applies):
+            raise ValueError(text)
 
     def _check_reorder(self, loader: Any) -> None:
         if not self.cache_reorder:
@@ -425,10 +374,6 @@ class Options:
             )
 
     def _check_batching(self, loader: Any) -> None:
-        if self.batching not in ("sampler", "ready"):
-            raise ValueError(
-                f"batching must be 'sampler' or 'ready', got {self.batching!r}"
-            )
         if self.batching == "sampler":
             return
         wrong = None
@@ -446,11 +391,6 @@ class Options:
             raise ValueError(f"batching='ready' needs {wrong}")
 
     def _check_worker_type(self, loader: Any) -> None:
-        if self.worker_type not in (None, "process", "native", "thread"):
-            raise ValueError(
-                "worker_type must be None, 'process', 'native' or 'thread', got "
-                f"{self.worker_type!r}"
-            )
         if self.worker_type == "native":
             reason: str | None = "num_workers is 0"
             if loader.num_workers > 0:
