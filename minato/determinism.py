@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -73,34 +74,31 @@ class DeterminismReport:
         return not (self.fields or self.hints or self.kept or self.nodes)
 
     def __str__(self) -> str:
-        if self:
-            return f"{self.samples} samples are the same in either order."
-        if self.kept:
-            rest = f"{dataclasses.replace(self, kept=())} "
-            return (
-                f"{rest}Random numbers are drawn from {', '.join(self.kept)}: with the cache, each epoch "
-                "gets the numbers of the first one. Draw them outside of that part."
-            )
-        if self.nodes:
-            rest = "" if self.fields else f"{self.samples} samples are the same in either order. "
-            return (
-                f"{rest or f'{dataclasses.replace(self, nodes=())} '}Other samples than the trainer's "
-                f"are made on {', '.join(self.nodes)}: another processor, library or data set there."
+        said = f"{self.samples} samples are the same in either order."
+        if self.fields:
+            names = ", ".join(f"{name} ({count})" for name, count in self.fields.items())
+            said = (
+                f"{len(self.indices)} of {self.samples} samples depend on more than seed, epoch "
+                f"and position. Fields that differ (in how many samples): {names}. "
+                f"{self._cause()}"
             )
         if self.hints:
-            same = "" if self.fields else f"{self.samples} samples are the same in either order. "
-            told = (
-                f"cost_hint() draws from {' and '.join(self.hints)} what its sample does not draw "
+            said += (
+                f" cost_hint() draws from {' and '.join(self.hints)} what its sample does not draw "
                 "first, so it predicts another sample's cost. Draw in cost_hint() what "
                 "__getitem__ draws first, with the same calls in the same order."
             )
-            return (same or f"{dataclasses.replace(self, hints=())} ") + told
-        names = ", ".join(f"{name} ({count})" for name, count in self.fields.items())
-        return (
-            f"{len(self.indices)} of {self.samples} samples depend on more than seed, epoch "
-            f"and position. Fields that differ (in how many samples): {names}. "
-            f"{self._cause()}"
-        )
+        if self.nodes:
+            said += (
+                f" Other samples than the trainer's are made on {', '.join(self.nodes)}: another "
+                "processor, library or data set there."
+            )
+        if self.kept:
+            said += (
+                f" Random numbers are drawn from {', '.join(self.kept)}: with the cache, each epoch "
+                "gets the numbers of the first one. Draw them outside of that part."
+            )
+        return said
 
     def _cause(self) -> str:
         if self.suspects:
@@ -161,20 +159,18 @@ def check_determinism(
     chunk = CHUNK if fetches_batches(dataset) else 1
     units = [indices[k : k + chunk] for k in range(0, count, chunk)]
 
-    def run(
-        order: range, on: Ray | None = None
-    ) -> tuple[list[_Sample], list[str], list[str], list[str], list[str]]:
+    def run(order: range, on: Ray | None = None) -> _Made:
         loader: DataLoader[Any] = DataLoader(
             _Probe(dataset, units, order),
             batch_size=None,
             num_workers=1,
-            collate_fn=_same,
-            worker_init_fn=None if worker_init_fn is None else _Init(worker_init_fn),
+            collate_fn=tuple,  # it is one
+            worker_init_fn=None if worker_init_fn is None else partial(_init, worker_init_fn),
             multiprocessing_context=None if on is not None else multiprocessing_context,
             remote=on,
             seed_per_sample=False,  # the probe does it
         )
-        made: tuple[list[_Sample], list[str], list[str], list[str], list[str]]
+        made: _Made
         (made,) = list(loader)
         return made
 
@@ -188,6 +184,8 @@ def check_determinism(
 
 
 _Sample = dict[str, bytes]
+#: the samples, generators that moved, those that are seeded, and DeterminismReport's hints and kept
+_Made = tuple[list[_Sample], list[str], list[str], list[str], list[str]]
 
 
 def _compare(
@@ -219,10 +217,6 @@ def _compare(
 # ---- in the worker ---------------------------------------------------------------------
 
 
-def _same(data: Any) -> Any:
-    return data
-
-
 def _show(dataset: Any) -> None:
     """Sets the dataset in get_worker_info(), so that the program's code can change it there."""
     info = get_worker_info()
@@ -230,14 +224,10 @@ def _show(dataset: Any) -> None:
         object.__setattr__(info, "dataset", dataset)  # it refuses ordinary assignment
 
 
-class _Init:
-    def __init__(self, worker_init_fn: Callable[[int], None]) -> None:
-        self.worker_init_fn = worker_init_fn
-
-    def __call__(self, number: int) -> None:
-        probe: Any = get_worker_info()
-        _show(probe.dataset.dataset)
-        self.worker_init_fn(number)
+def _init(worker_init_fn: Callable[[int], None], number: int) -> None:
+    info: Any = get_worker_info()
+    _show(info.dataset.dataset)
+    worker_init_fn(number)
 
 
 class _Probe(Dataset[Any]):
@@ -253,7 +243,7 @@ class _Probe(Dataset[Any]):
     def __len__(self) -> int:
         return 1
 
-    def __getitem__(self, _zero: int) -> tuple[list[_Sample], list[str], list[str], list[str], list[str]]:
+    def __getitem__(self, _zero: int) -> _Made:
         from .cache.datasets import draws_of  # not at import: few programs have a cache
         from .cache.memoize import made_each_time
 
@@ -268,9 +258,7 @@ class _Probe(Dataset[Any]):
         hidden = _hidden_generators(self.dataset)
         before = {name: _fingerprint(g) for name, g in hidden.items()}
         made: list[list[_Sample]] = [[] for _ in self.units]
-        position = [0]
-        for unit in self.units:
-            position.append(position[-1] + len(unit))
+        position = [0, *accumulate(map(len, self.units))]
         for number in self.order:
             unit = self.units[number]
             try:
@@ -385,47 +373,23 @@ def _leaf(value: Any) -> bytes:
 _State = tuple[Any, ...]
 
 
-def _of_random(generator: Any) -> _State:
-    return tuple(generator.getstate()[1])
-
-
 def _of_numpy(generator: Any) -> _State:
     _, key, pos, *_rest = generator.get_state()
     return (*key.tolist(), pos)
 
 
-def _of_torch(generator: Any) -> _State:
-    return (generator.get_state().numpy().tobytes()[8:],)  # without the seed
-
-
-#: by attribute of Draws: how to read a state, and the generator that the sample draws from
+#: by attribute of Draws: how to read a state (torch's without the seed), and the generator that the
+#: sample draws from
 _LIBRARIES: dict[str, tuple[Callable[[Any], _State], Callable[[], Any]]] = {
-    "random": (_of_random, lambda: random._inst),  # type: ignore[attr-defined]
+    "random": (lambda one: tuple(one.getstate()[1]), lambda: random._inst),  # type: ignore[attr-defined]
     "numpy": (_of_numpy, lambda: np.random.mtrand._rand),  # type: ignore[attr-defined]
-    "torch": (_of_torch, lambda: torch.default_generator),
+    "torch": (lambda one: (one.get_state().numpy().tobytes()[8:],), lambda: torch.default_generator),
 }
-
-
-class _StateWatch:
-    """Finds out whether a generator reaches a given state while code runs."""
-
-    def __init__(self, name: str, target: _State) -> None:
-        self._read, found = _LIBRARIES[name]
-        self._generator, self._target = found(), target
-        self._strict = name != "numpy"  # a profiler does not see each of its calls
-        self.seen = False
-
-    def look(self) -> None:
-        if not self.seen:
-            state = self._read(self._generator)
-            later = state[:-1] == self._target[:-1] and state[-1] > self._target[-1]
-            self.seen = state == self._target or (later and not self._strict)
 
 
 def drawn_by(hint: Callable[..., Any], index: int, seed: SampleSeed) -> dict[str, _State]:
     """Asks for a hint. Returns the states of the generators that the hint has drawn from."""
     used: list[Draws] = []
-    before = {name: read(getattr(Draws(seed.key), name)) for name, (read, _) in _LIBRARIES.items()}
     original = Draws.__init__
 
     def noted(self: Draws, key: tuple[int, int]) -> None:
@@ -438,18 +402,29 @@ def drawn_by(hint: Callable[..., Any], index: int, seed: SampleSeed) -> dict[str
     finally:
         Draws.__init__ = original  # type: ignore[method-assign]
     made = vars(used[0]) if used else {}
-    after = {name: _LIBRARIES[name][0](made[name]) for name in _LIBRARIES if name in made}
-    return {name: state for name, state in after.items() if state != before[name]}
+    unused, found = Draws(seed.key), {}
+    for name, (read, _find) in _LIBRARIES.items():
+        if name in made and (state := read(made[name])) != read(getattr(unused, name)):
+            found[name] = state
+    return found
 
 
 def differing(targets: dict[str, _State], make: Callable[[], Any]) -> list[str]:
     """Makes a sample. Returns the generators of ``drawn_by`` that do not reach their state."""
-    watched = {name: _StateWatch(name, target) for name, target in targets.items()}
+    missing = dict(targets)
+
+    def look() -> None:
+        for name, target in list(missing.items()):
+            read, find = _LIBRARIES[name]
+            state = read(find())
+            # a profiler does not see each call of NumPy's
+            passed = name == "numpy" and state[:-1] == target[:-1] and state[-1] > target[-1]
+            if state == target or passed:
+                del missing[name]
 
     def event(_frame: Any, what: str, _arg: Any) -> None:
         if what in ("c_return", "return"):
-            for watch in watched.values():
-                watch.look()
+            look()
 
     before = sys.getprofile()
     sys.setprofile(event)
@@ -457,6 +432,5 @@ def differing(targets: dict[str, _State], make: Callable[[], Any]) -> list[str]:
         make()
     finally:
         sys.setprofile(before)
-    for watch in watched.values():
-        watch.look()
-    return [name for name, watch in watched.items() if not watch.seen]
+    look()
+    return list(missing)
