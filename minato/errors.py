@@ -42,9 +42,7 @@ class WorkerLost(RuntimeError):
             than ``sample_timeout``.
     """
 
-    def __init__(
-        self, message: str, pid: int = 0, index: Any = None, exit_status: int = 0
-    ) -> None:
+    def __init__(self, message: str, pid: int = 0, index: Any = None, exit_status: int = 0) -> None:
         super().__init__(message)
         self.pid = pid
         self.index = index
@@ -114,17 +112,12 @@ def describe_death(pid: int, status: int) -> str:
             "its exit code is unknown. If it was killed, see dmesg: the system may have run out of "
             "memory. "
         )
-    if status >= 0 and (cause := exit_cause(pid)):
-        return (
-            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. Cause: "
-            f"{cause}. "
-        )
     if status >= 0:
-        return (
-            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. "
-            "Details are lost due to multiprocessing. Rerunning with num_workers=0 may give "
-            "better error trace."
+        why = (
+            f"Cause: {cause}. " if (cause := exit_cause(pid)) else "Details are lost due to "
+            "multiprocessing. Rerunning with num_workers=0 may give better error trace."
         )
+        return f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {status}. {why}"
     name = signal.strsignal(-status) or f"signal {-status}"
     text = f"DataLoader worker (pid {pid}) is killed by signal: {name}. "
     if -status == signal.SIGBUS:
@@ -189,21 +182,21 @@ def as_ordinary_error(error: BaseException) -> Exception:
     """An error that next() may raise. Replaces StopIteration, which a for loop would take for the
     end of the epoch, and SystemExit, which would end the program."""
     if isinstance(error, SystemExit):
-        exits = RuntimeError(
+        text = (
             f"the program's own code called sys.exit({error.code!r}) in a worker (see the "
             "traceback for the place). Raise an error there instead"
         )
-        exits.__cause__, exits.__traceback__ = error, error.__traceback__
-        return exits
-    if not isinstance(error, StopIteration):
+    elif isinstance(error, StopIteration):
+        text = (
+            "the program's own code raised StopIteration (see the traceback for the place), which "
+            "cannot end an epoch. Raise another error there, or return"
+        )
+    else:
         assert isinstance(error, Exception)
         return error
-    stop = RuntimeError(
-        "the program's own code raised StopIteration (see the traceback for the place), which "
-        "cannot end an epoch. Raise another error there, or return"
-    )
-    stop.__cause__, stop.__traceback__ = error, error.__traceback__
-    return stop
+    made = RuntimeError(text)
+    made.__cause__, made.__traceback__ = error, error.__traceback__
+    return made
 
 
 @dataclass
@@ -245,11 +238,8 @@ class Failure:
     def reraise(self) -> NoReturn:
         """Raises torch's exception; ``__cause__`` is the worker's, a note names the sample."""
         cause = None
-        if self.original is not None:
-            try:
-                cause = pickle.loads(self.original)
-            except Exception:
-                cause = None
+        with contextlib.suppress(Exception):
+            cause = None if self.original is None else pickle.loads(self.original)
         if self.stand_in:
             self.wrapper.exc_type = type(self.stand_in, (RuntimeError,), {})
         try:
