@@ -195,29 +195,19 @@ def warn_of_forwarded_getitems(dataset: Any) -> None:
 
 
 class ByItem:
-    """Replaces a dataset that torch's fetcher would wrongly ask for whole batches."""
+    """Single samples of a dataset that torch's fetcher would wrongly ask for whole batches. Those of
+    a Subset are fetched as its ``__getitems__`` does for a dataset without one."""
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, index: Any) -> Any:
-        return by_sample(self.dataset)[index]
-
-
-class _OneByOne:
-    """Samples of a Subset, fetched as its ``__getitems__`` does for a dataset without one."""
-
-    def __init__(self, subsets: list[Subset[Any]]) -> None:
-        self.subsets = subsets
+        self.dataset, self.subsets = behind_subsets(dataset)
 
     def __getitem__(self, index: Any) -> Any:
         for subset in self.subsets:
             index = subset.indices[index]
-        return subset.dataset[index]
+        return self.dataset[index]
 
 
 def by_sample(dataset: Any, batched: bool = True) -> Any:
     """An object that gives single samples of a dataset. Not batched: the dataset itself, as torch
     uses it; a Subset's index may then be a list of indices."""
-    subsets = behind_subsets(dataset)[1] if batched else []
-    return _OneByOne(subsets) if subsets else dataset
+    return ByItem(dataset) if batched and type(dataset) is Subset else dataset
