@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
     iterator: Any = None
     ended: bool = False  # the fetcher has ended: its last batch was not full
     begins: bool = False  # an epoch starts and has no iterator yet
-    #: states of the global generators that the worker has drawn from: see Generators
+    #: states of the global generators that the worker has drawn from
     generators: dict[str, bytes] | None = None
 
 
@@ -160,17 +160,6 @@ def _forgets(dataset: Any) -> bool:
     return False
 
 
-class Generators:
-    """A worker's global generators, compared with their states before its dataset drew from them."""
-
-    def __init__(self) -> None:
-        self.initial = all_global()
-
-    def drawn(self) -> dict[str, bytes]:
-        """The states of the generators that have changed."""
-        return {role: state for role, state in all_global().items() if state != self.initial.get(role)}
-
-
 # ---- snapshots -------------------------------------------------------------------------
 
 
@@ -179,7 +168,7 @@ class Snapshots:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._generators = Generators()
+        self._initial = all_global()  # the generators' states before the dataset drew from them
         self._loaded = Loaded()
         self._asked: tuple[Any, Any] | None = None  # dataset and fetcher, if Stateful
         self._time = TimeShare(SHARE, cheap_ns=CHEAP_NS)
@@ -198,7 +187,7 @@ class Snapshots:
         snapshot = Snapshot() if pickled is None else read(pickled)
         self._loaded.load(dataset, snapshot.dataset)
         drawn = snapshot.generators
-        states = {} if drawn is None else {**self._generators.initial, **drawn}
+        states = {} if drawn is None else {**self._initial, **drawn}
         if snapshot.begins:
             set_all(states)
         fetcher = create()
@@ -217,7 +206,7 @@ class Snapshots:
 
     def epoch(self, dataset: Any, create: Callable[[], Any]) -> tuple[Any, bytes | None]:
         """Starts an epoch: its fetcher, and the snapshot of its start, pickled."""
-        begin = Snapshot(begins=True, generators=self._generators.drawn())
+        begin = Snapshot(begins=True, generators=self._drawn())
         self._loaded.begin_anew(dataset)
         fetcher = create()
         return fetcher, pickle.dumps(begin) if may_be_asked(dataset, fetcher) else None
@@ -229,42 +218,32 @@ class Snapshots:
         with self._time:
             try:
                 said = ask(*self._asked)  # which may draw
-                said = said._replace(generators=self._generators.drawn())
-                return _pickled(said, self._asked[0])
+                said = said._replace(generators=self._drawn())
+                return _copy_of(said, self._asked[0], pickled=True)  # type: ignore[no-any-return]
             except Exception as error:
                 return pickle.dumps(Failure.of(error, self._where))
 
+    def _drawn(self) -> dict[str, bytes]:
+        """The states of the global generators that have changed."""
+        return {role: state for role, state in all_global().items() if state != self._initial.get(role)}
 
-def _state_of(dataset: Any) -> str:
-    """Names the state in an error."""
-    return f"the state_dict() of the dataset, a {type(dataset).__name__}, or of its iterator"
 
-
-def _copied(snapshot: Snapshot, dataset: Any) -> Snapshot:
+def _copy_of(snapshot: Snapshot, dataset: Any, pickled: bool = False) -> Any:
+    """A copy of a dataset's states, or a pickle of them."""
+    what = f"the state_dict() of the dataset, a {type(dataset).__name__}, or of its iterator"
     try:
-        return copy.deepcopy(snapshot)
+        made: Any = pickle.dumps(snapshot) if pickled else copy.deepcopy(snapshot)
     except Exception as error:
         raise RuntimeError(
-            f"{_state_of(dataset)} cannot be copied: {error}. Return plain data, or set "
-            "state_dict to None on the object to leave it out"
+            f"{what} cannot be {'pickled' if pickled else 'copied'}: {error}. Return plain data, or "
+            "set state_dict to None on the object to leave it out"
         ) from error
-
-
-def _pickled(snapshot: Snapshot, dataset: Any) -> bytes:
-    what = _state_of(dataset)
-    try:
-        pickled = pickle.dumps(snapshot)
-    except Exception as error:
+    if pickled and len(made) > MOST_BYTES:
         raise RuntimeError(
-            f"{what} cannot be pickled: {error}. Return plain data, or set state_dict to None on "
-            "the object to leave it out"
-        ) from error
-    if len(pickled) > MOST_BYTES:
-        raise RuntimeError(
-            f"{what} has {len(pickled)} bytes, but at most {MOST_BYTES} may travel with a batch. "
+            f"{what} has {len(made)} bytes, but at most {MOST_BYTES} may travel with a batch. "
             "Leave out what can be made again"
         )
-    return pickled
+    return made
 
 
 def read(pickled: bytes) -> Snapshot:
@@ -312,7 +291,7 @@ class Kept:
         """The dataset is in this process, and can be asked while the loader and its iterator hold
         it. Weak references, because they may hold this object."""
         whose, its = _weak(dataset), weakref.ref(fetcher)
-        self._read = self._live = lambda: _copied(ask(whose(), its()), whose())
+        self._read = self._live = lambda: _copy_of(ask(whose(), its()), whose())
 
     def goes_on(self) -> None:
         """A batch is about to be made; until it is done, the dataset is ahead of what was
