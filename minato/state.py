@@ -209,30 +209,28 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
         "delivered_beyond": sorted(progress.beyond),
         "unit": progress.unit,
         "delivered_by_worker": progress.by_worker and list(progress.by_worker),
-        "user_epoch": progress.user_epoch - 1 if progress.user_epoch else None,
         "dataset_length": progress.dataset_length,
         "batch_size": batch_size_of(loader),
         "failed": progress.failed,
+        "sampler_epoch": progress.sampler_epoch,
+        "origin": progress.origin,
+        **of_order(loader),
+        **(progress.ranks or ranks_of(loader))._asdict(),
     }
-    state["sampler_epoch"], state["origin"] = progress.sampler_epoch, progress.origin
-    state.update(of_order(loader))
     chosen = progress.chosen.delivered(progress) if progress.chosen is not None else None
     state["order"] = None if chosen is None or not state["begun"] else pack(chosen)
-    state.update((progress.ranks or ranks_of(loader))._asdict())
-    generators = now
-    stale = progress.early and progress.user_epoch != memo.user_epoch
-    if stale:
+    generators, user_epoch = now, progress.user_epoch
+    if progress.early and progress.user_epoch != memo.user_epoch:
         # The epoch was started early in vain, and will be started again.
         generators = {r: (progress.generators or {}).get(r, now[r]) for r in now}
-        state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
+        user_epoch = memo.user_epoch
     elif progress.finished:
         # Between epochs: the next one starts with the generators as they are now.
         state.update(delivered=0, delivered_beyond=[], delivered_by_worker=None, failed=0, origin=0)
-        state.update(epoch=progress.epoch + 1 if progress.persistent else 0)
-        state["dataset_length"] = length
+        state.update(epoch=progress.epoch + 1 if progress.persistent else 0, dataset_length=length)
+        user_epoch = memo.user_epoch
         if not progress.persistent:
             state["base_seed"] = None
-        state["user_epoch"] = memo.user_epoch - 1 if memo.user_epoch else None
     elif progress.generators is not None:
         generators = {**now, **progress.generators}
         if "loader" in now:
@@ -245,6 +243,7 @@ def state_of(loader: Any, memo: Any, counted: bool = True) -> State:
             "the sampler its own generator",
             stacklevel=program_level(),
         )
+    state["user_epoch"] = user_epoch - 1 if user_epoch else None
     state["sampler"] = None if progress.sampler is None else progress.sampler.state()
     state["worker_states"] = _worker_states(progress)
     state["position"] = position(loader, state)
@@ -274,20 +273,11 @@ def _worker_states(progress: Progress) -> list[Any] | None:
     return states
 
 
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "epoch": (int,),
-    "base_seed": (int, type(None)),
-    "generators": (dict,),
-    "delivered": (int,),
-    "delivered_beyond": (list,),
-    "delivered_by_worker": (list, type(None)),
-    "unit": (str,),
-    "user_epoch": (int, type(None)),
-    "dataset_length": (int, type(None)),
-    "batch_size": (int, type(None)),
-    "costs": (list,),
-}
-
+_FIELDS: dict[str, Any] = {
+    "epoch": int, "base_seed": int | None, "generators": dict, "delivered": int,
+    "delivered_beyond": list, "delivered_by_worker": list | None, "unit": str,
+    "user_epoch": int | None, "dataset_length": int | None, "batch_size": int | None, "costs": list,
+}  # fmt: skip
 
 #: fields that older states lack, with what they were then. A state without ``position`` does not say
 #: that it is unknown, and one without ``sampler_seed`` or ``sampler_shuffle`` is of any
@@ -297,13 +287,12 @@ _LATER: State = {
     "hint_ratios": None, "hint_errors": None,
 }  # fmt: skip
 
-#: fields of a worker's state
-_OF_WORKERS: dict[str, tuple[type, ...]] = {
-    "ended": (bool,),
-    "begins": (bool,),
-    "generators": (dict, type(None)),
-    "again": (int,),
-}
+#: fields of a worker's state, and of the sampler's
+_OF_WORKERS: dict[str, Any] = {
+    "dataset": object, "iterator": object, "ended": bool, "begins": bool, "generators": dict | None,
+    "again": int,
+}  # fmt: skip
+_OF_SAMPLER = {"drawn": int, "position": int, "begins": bool, "sampler": object, "iterator": object}
 
 
 def _whole_numbers(values: list[Any]) -> bool:
@@ -371,9 +360,8 @@ def _check_position(state: State) -> None:
 def _check_sampler(said: Any, delivered: int) -> None:
     if said is None:
         return
-    fields = {"drawn": int, "position": int, "begins": bool, "sampler": object, "iterator": object}
-    sound = isinstance(said, dict) and set(said) == set(fields)
-    if not sound or not all(isinstance(said[name], kind) for name, kind in fields.items()):
+    sound = isinstance(said, dict) and set(said) == set(_OF_SAMPLER)
+    if not sound or not all(isinstance(said[name], kind) for name, kind in _OF_SAMPLER.items()):
         raise ValueError(f"the state is damaged: sampler is {said!r}")
     if not _whole_numbers([said["drawn"], said["position"]]) or said["position"] >= 2**63:
         raise ValueError("the state is damaged: counts of its sampler are not valid")
@@ -385,21 +373,15 @@ def _check_sampler(said: Any, delivered: int) -> None:
 
 
 def _check_worker_states(states: Any) -> None:
-    if states is None:
-        return
-    if not isinstance(states, list):
+    if not isinstance(states, list | None):
         raise ValueError(f"the state is damaged: worker_states is {states!r}")
-    for number, state in enumerate(states):
-        if state is None:
-            continue
-        fields = {"dataset", "iterator", *_OF_WORKERS}
-        if not isinstance(state, dict) or set(state) != fields:
-            raise ValueError(f"the state is damaged: worker_states[{number}] has the wrong fields")
-        for name, types in _OF_WORKERS.items():
-            if not isinstance(state[name], types) or (name == "again" and state[name] < 0):
-                raise ValueError(
-                    f"the state is damaged: {name} of worker_states[{number}] is {state[name]!r}"
-                )
+    for number, state in enumerate(states or []):
+        where = f"worker_states[{number}]"
+        if state is not None and (not isinstance(state, dict) or set(state) != set(_OF_WORKERS)):
+            raise ValueError(f"the state is damaged: {where} has the wrong fields")
+        for name, value in (state or {}).items():
+            if not isinstance(value, _OF_WORKERS[name]) or (name == "again" and value < 0):
+                raise ValueError(f"the state is damaged: {name} of {where} is {value!r}")
 
 
 def in_mid_epoch(state: State) -> bool:
