@@ -127,13 +127,11 @@ class Case:
 
     @property
     def waited(self) -> float:
-        waited: float = self.stats["wait"]["total"]
-        return waited
+        return float(self.stats["wait"]["total"])
 
     @property
     def elapsed(self) -> float:
-        between: float = self.stats["wait"]["between"]
-        return self.waited + between
+        return self.waited + float(self.stats["wait"]["between"])
 
     @property
     def rest(self) -> float:
@@ -213,21 +211,18 @@ def told(found: list[Cause]) -> list[CauseFields]:
     return [{"name": c.name, "seconds": c.seconds, "why": c.why, "advice": c.advice} for c in found]
 
 
-def verdict(
-    stats: Fields, batches: int, facts: Facts, found: list[Cause] | None = None
-) -> str:
+def verdict(stats: Fields, batches: int, facts: Facts, found: list[Cause] | None = None) -> str:
     """The sentence, from the fields of ``stats()`` and the number of batches waited for."""
-    return " ".join(filter(None, (_waits(stats, batches, facts, found), trouble(stats))))
+    if found is None:
+        found = causes(stats, facts) if batches >= FEW else []
+    return " ".join(filter(None, (_waits(stats, batches, found), trouble(stats))))
 
 
-def _waits(
-    stats: Fields, batches: int, facts: Facts, found: list[Cause] | None = None
-) -> str:
+def _waits(stats: Fields, batches: int, found: list[Cause]) -> str:
     if batches < FEW:
         return f"Too early to say: {batches} batch(es) were asked for."
-    found = causes(stats, facts) if found is None else found
-    case = Case(stats, facts)
-    waited, elapsed = case.waited, case.elapsed
+    waited: float = stats["wait"]["total"]
+    elapsed: float = waited + stats["wait"]["between"]
     share = waited / max(elapsed, 1e-9)
     if not found:
         return f"The trainer hardly waits for data ({share:.0%} of its time)."
@@ -521,10 +516,8 @@ def _turns(case: Case) -> Found | None:
     """Whether threads keep one core busy, all of them together, and wait for it."""
     with_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     count, busy, cpu = case.busy()
-    one = 0.6 * case.elapsed < cpu < 1.2 * case.elapsed
-    if not (case.threads and with_gil and count > 1 and case.facts.cores > 1):
-        return None
-    if not one or busy <= 1.5 * cpu:
+    one = 0.6 * case.elapsed < cpu < 1.2 * case.elapsed and busy > 1.5 * cpu
+    if not (one and case.threads and with_gil and count > 1 and case.facts.cores > 1):
         return None
     return ("GIL", "because the worker threads run Python code, one at a time, which needs the GIL",
             "worker_type='process' would help.")  # fmt: skip
@@ -668,11 +661,6 @@ class Alone:
     #: values that were made because a cache did not have them
     missed: Missed | None = None
 
-    def without_misses(self) -> Alone:
-        """Returns the measurements as if a cache had had these values."""
-        share = 1 - _of_work(self.missed, self.loading)
-        return replace(self, loading=share * self.loading, cpu=share * self.cpu, missed=None)
-
 
 def alone(case: Alone) -> tuple[str, list[Cause]]:
     """The verdict, and its cause, of ``num_workers=0``."""
@@ -687,22 +675,16 @@ def alone(case: Alone) -> tuple[str, list[Cause]]:
         f"The trainer loads by itself, which takes {share:.0%} of its time ({seconds(case.loading)} "
         f"of {seconds(elapsed)})"
     )
-    rest = case.without_misses()
+    left = 1 - _of_work(case.missed, case.loading)  # if a cache had had these values
+    rest = replace(case, loading=left * case.loading, cpu=left * case.cpu)
     found = list(_misses(case.missed, case.loading - rest.loading))
     if rest.loading >= WORTH * elapsed:
-        advice = _workers(rest)
         why = f"{seconds(rest.loading)} in which it loads by itself (num_workers=0)"
-        found.append(Cause("no workers", rest.loading, why, advice))
+        found.append(Cause("no workers", rest.loading, why, _workers(rest)))
     found = sorted((one for one in found if one.seconds > 0), key=lambda cause: -cause.seconds)
-    return _of_alone(text, found), found
-
-
-def _of_alone(text: str, found: list[Cause]) -> str:
-    if found[0].name == "no workers":
-        text = f"{text}. {found[0].advice}"
-    else:
-        text = f"{text}: {found[0].why}. {found[0].advice}"
-    return " ".join([text, *(f"{other.why}. {other.advice}" for other in found[1:])])
+    text += ". " if found[0].name == "no workers" else f": {found[0].why}. "
+    others = (f"{other.why}. {other.advice}" for other in found[1:])
+    return " ".join([f"{text}{found[0].advice}", *others]), found
 
 
 def _workers(case: Alone) -> str:
