@@ -7,10 +7,12 @@ also runs on a laptop. Modules that import an extension are not imported there.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
 import warnings
+from collections import defaultdict
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -58,23 +60,15 @@ def warn_of_torch(loader: Any) -> None:
     if not _told and (options or loader.num_workers > 0):
         _told = True
         without = f" (without effect: {', '.join(options)})" if options else ""
-        warnings.warn(
-            f"{NEEDS_LINUX}: torch's own loader is used instead{without}.", stacklevel=4
-        )
+        warnings.warn(f"{NEEDS_LINUX}: torch's own loader is used instead{without}.", stacklevel=4)
 
 
-def unavailable(name: str) -> NoReturn:
+def unavailable(name: str, *_args: Any, **_options: Any) -> NoReturn:
     raise RuntimeError(f"{name} cannot be used: {NEEDS_LINUX}")
 
 
-def draws(*_args: Any, **_options: Any) -> NoReturn:
-    """Raises: needs the engine."""
-    unavailable("minato.draws")
-
-
-def check_determinism(*_args: Any, **_options: Any) -> NoReturn:
-    """Replaces minato.determinism, which needs the engine's workers."""
-    unavailable("minato.check_determinism")
+draws: Any = functools.partial(unavailable, "minato.draws")
+check_determinism: Any = functools.partial(unavailable, "minato.check_determinism")
 
 
 class Absent:
@@ -94,9 +88,7 @@ class NoCosts:
         self._parts: tuple[bytes, bytes, bytes] = (b"", b"", b"")
         self._errors: tuple[float, float, float] | None = None
 
-    def load(
-        self, indices: bytes, wall_ns: bytes, ratios: bytes = b"", errors: Any = None
-    ) -> None:
+    def load(self, indices: bytes, wall_ns: bytes, ratios: bytes = b"", errors: Any = None) -> None:
         self._parts, self._errors = (indices, wall_ns, ratios), errors
 
     def save(self) -> tuple[bytes, bytes, bytes]:
@@ -106,9 +98,6 @@ class NoCosts:
         return []
 
     def summary(self) -> dict[str, Any]:
-        times = ["mean_ns", "p50_ns", "p75_ns", "p90_ns", "p99_ns", "collate_ns"]
-        times += ["opening_ns", "away_ns", "each_ns"]
-        counts = ("samples", "known", "hinted", "by", "sized", "bytes_by")
         none = dict.fromkeys(("correlations", "bytes_errors", "bytes_correlations"), (math.nan,) * 3)
         flags = {"errors": self._errors, "slow_ns": None, "split": False, "near": None, "home": None}
-        return {**none, **flags, "group": 1.0, **dict.fromkeys((*times, *counts), 0)}
+        return defaultdict(int, {**none, **flags, "group": 1.0})  # times and counts are 0

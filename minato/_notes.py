@@ -107,9 +107,7 @@ class Notes:
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)
 
-    def stack_of(
-        self, pid: int, send: Callable[[int], object], number: int = STACK_SIGNAL
-    ) -> str:
+    def stack_of(self, pid: int, send: Callable[[int], object], number: int = STACK_SIGNAL) -> str:
         """The stack of a worker's main thread, innermost call first; empty if the worker does not
         answer. send: sends the signal to it; number: of the signal."""
         if self.fd < 0 or not _catches(pid, number):

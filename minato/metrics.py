@@ -171,37 +171,27 @@ def start() -> None:
     if _exporter is not None or _elsewhere or not where or get_worker_info() is not None:
         return
     address = re.fullmatch(r"(?:([^/]*):)?(\d+)", where)
+    serve: Callable[[], None] | None = None
     try:
         serve = _server(address[1] or "127.0.0.1", int(address[2])) if address else _Files(where)
     except OSError as error:
-        serve = _nothing
-        _warn(error)
+        warnings.warn(
+            f"MINATO_METRICS={where}: {error}. Training goes on without these numbers. Name a free "
+            "port, or a path in a folder that can be written to.",
+            stacklevel=program_level(),
+        )
     _exporter = threading.Thread(target=serve, name="minato-metrics", daemon=True)
     _exporter.start()
 
 
-def _nothing() -> None:
-    """Stands for an export that is impossible."""
-
-
-def _warn(error: OSError) -> None:
-    warnings.warn(
-        f"MINATO_METRICS={os.environ.get('MINATO_METRICS')}: {error}. Training goes on without these "
-        "numbers. Name a free port, or a path in a folder that can be written to.",
-        stacklevel=program_level(),
-    )
-
-
-def _local_rank() -> int:
-    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
-        if (value := os.environ.get(name, "")).isdecimal():
-            return int(value)
-    return 0
-
-
 def _server(host: str, port: int) -> Callable[[], None]:
-    """Serves the numbers by HTTP. Raises OSError if the port is taken."""
+    """Serves the numbers by HTTP, each rank of this machine at a port of its own. Raises OSError if
+    that is taken."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+    told = (os.environ.get(name, "") for name in names)
+    local_rank = next((int(value) for value in told if value.isdecimal()), 0)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -220,7 +210,7 @@ def _server(host: str, port: int) -> Callable[[], None]:
         daemon_threads = True
 
     try:
-        server = Server((host.strip("[]"), port + _local_rank()), Handler)
+        server = Server((host.strip("[]"), port + local_rank), Handler)
     except OverflowError as error:
         raise OSError(str(error)) from None
     os.set_inheritable(server.fileno(), False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -71,24 +72,12 @@ class Swaps:
 _torch = Swaps()
 
 
-class Patch:
+class Patch(contextlib.ExitStack):
     """Return value of ``patch_torch()``: a context manager, also with ``undo()``."""
-
-    def __init__(self, swaps: Swaps) -> None:
-        self._swaps = swaps
-        self._held = True
 
     def undo(self) -> None:
         """Undoes one call of ``patch_torch()``; further calls have no effect."""
-        held, self._held = self._held, False
-        if held:
-            self._swaps.release()
-
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.undo()
+        self.close()
 
 
 @eager
@@ -167,4 +156,6 @@ def patch_torch() -> Patch:
     wanted += [(torchs, field.name, given[field.name].default) for field in fields(Options)]
     wanted.append((torchs, "__init__", _taking_options(vars(torchs)["__init__"])))
     _torch.acquire([*wanted, (torchs, "_get_iterator", _get_iterator)])
-    return Patch(_torch)
+    patch = Patch()
+    patch.callback(_torch.release)
+    return patch

@@ -132,8 +132,8 @@ os.register_at_fork(after_in_child=_forked)
 _asked = False
 
 
-class _Watched(WorkerInfo):
-    """The result of ``get_worker_info()`` in a worker of an iterable dataset."""
+class Watched(WorkerInfo):
+    """The result of ``get_worker_info()`` in a worker process of an iterable dataset."""
 
     def __getattribute__(self, name: str) -> Any:
         global _asked
@@ -142,12 +142,8 @@ class _Watched(WorkerInfo):
         return super().__getattribute__(name)
 
 
-_Watched.__name__ = _Watched.__qualname__ = WorkerInfo.__name__
-
-
-def watched(**info: Any) -> WorkerInfo:
-    """Worker info for a worker process."""
-    return _Watched(**info)
+watched = Watched
+Watched.__name__ = Watched.__qualname__ = WorkerInfo.__name__
 
 
 def asked() -> bool:

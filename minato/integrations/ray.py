@@ -10,11 +10,10 @@ Call it in the training function, which runs in its own process.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .. import loader
@@ -34,23 +33,17 @@ class DataLoader(loader.DataLoader[Any]):
         super().__init__(*args, **{**(_options.get() or {}), **kwargs})
 
 
-@contextlib.contextmanager
-def _preparing(data_loader: Any) -> Iterator[None]:
-    token = _options.set(options_of(data_loader))
-    try:
-        yield
-    finally:
-        _options.reset(token)
-
-
 def _keeping(prepare: Callable[..., Any], at: int) -> Callable[..., Any]:
     """Wraps a prepare function whose positional argument number ``at`` is the loader."""
 
     @functools.wraps(prepare)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         data_loader = args[at] if len(args) > at else kwargs.get("data_loader")
-        with _preparing(data_loader):
+        token = _options.set(options_of(data_loader))
+        try:
             return prepare(*args, **kwargs)
+        finally:
+            _options.reset(token)
 
     return wrapper
 
