@@ -30,14 +30,14 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..typing import Device
 from .operators import Split, Tail
-from .provider import Driver, Provider
+from .provider import Provider
 
 if TYPE_CHECKING:
     from .._core import PageLock
@@ -52,9 +52,8 @@ FREE_EVERY = 64
 TIMED_BYTES = 64 << 10
 #: weight of one measurement in a running mean
 PACE = 0.2
-#: longest wait for copies before their sources are unlocked for the program
-LAND_SECONDS = 5.0
-#: the interpreter, at its exit, waits for copies that no code has waited for
+#: longest wait for copies: at the interpreter's exit, and before their sources are unlocked for the
+#: program
 COPIES_SECONDS = 5.0
 
 
@@ -85,13 +84,11 @@ def mapped(data: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(data, (str, bytes)):
         return data
     if isinstance(data, collections.abc.Mapping):
-        parts = {key: mapped(part, leaf) for key, part in data.items()}
-        return _rebuilt(data, parts, collections.abc.MutableMapping, _updated)
+        return _rebuilt(data, {key: mapped(part, leaf) for key, part in data.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(mapped(part, leaf) for part in data))
     if isinstance(data, collections.abc.Sequence):
-        items = [mapped(part, leaf) for part in data]
-        return _rebuilt(data, items, collections.abc.MutableSequence, _replaced)
+        return _rebuilt(data, [mapped(part, leaf) for part in data])
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         made = copy.copy(data)
         for field in dataclasses.fields(data):
@@ -100,22 +97,17 @@ def mapped(data: Any, leaf: Callable[[Any], Any]) -> Any:
     return data
 
 
-def _updated(made: Any, parts: Any) -> None:
-    made.update(parts)
-
-
-def _replaced(made: Any, parts: Any) -> None:
-    for number, part in enumerate(parts):
-        made[number] = part
-
-
-def _rebuilt(data: Any, parts: Any, mutable: type, put: Callable[[Any, Any], None]) -> Any:
+def _rebuilt(data: Any, parts: Any) -> Any:
     """A container of the same type, or a plain one if that cannot be made."""
     try:
-        if not isinstance(data, mutable):
-            return type(data)(parts)  # type: ignore[call-arg]
-        made = copy.copy(data)  # a custom type may have more attributes than its parts
-        put(made, parts)
+        if not isinstance(data, (collections.abc.MutableMapping, collections.abc.MutableSequence)):
+            return type(data)(parts)
+        made: Any = copy.copy(data)  # a custom type may have more attributes than its parts
+        if isinstance(parts, dict):
+            made.update(parts)
+        else:
+            for number, part in enumerate(parts):
+                made[number] = part
         return made
     except TypeError:
         return parts
@@ -144,41 +136,23 @@ class Copies:
         self.resident = kept.nbytes if kept is not None else 0
         # written by the thread that starts copies
         self.copies = self.bytes = self.timed_bytes = 0
-        self.copy_s = 0.0
+        self.copy = self.staging = self.stalled = 0.0  # seconds
         self.batch_s = self.batch_bytes = 0.0  # per batch, running means
-        self.staging_s = 0.0
         self.through = {"locked": 0, "direct": 0, "pinned": 0, "pageable": 0}
         self.locked = self.lock_error = 0
         self.refused = 0  # batches for which the device had no memory ahead of their turn
-        self.stalled_s = 0.0
         self.depth = FEWEST
         # written by the caller's thread
         self.batches = 0
-        self.waited_s = self.step_s = 0.0
+        self.waited = self.step_s = 0.0  # seconds
 
     def summary(self) -> Device:
         """``stats()["device"]``."""
-        copy_s = self.copy_s
-        return {
-            "device": self.device,
-            "batches": self.batches,
-            "copies": self.copies,
-            "bytes": self.bytes,
-            "through": dict(self.through),
-            "locked": self.locked,
-            "lock_error": self.lock_error,
-            "staging": self.staging_s,
-            "copy": copy_s,
-            "bandwidth": self.timed_bytes / copy_s if copy_s > 0 else None,
-            "stalled": self.stalled_s,
-            "overlap": max(0.0, 1 - self.stalled_s / copy_s) if copy_s > 0 else None,
-            "waited": self.waited_s,
-            "depth": self.depth,
-            "refused": self.refused,
-            "operators": list(self.operators),
-            "operators_why": self.operators_why,
-            "resident": self.resident,
-        }
+        measured = self.copy > 0
+        own: Any = copy.deepcopy({name: vars(self).get(name) for name in Device.__annotations__})
+        own["bandwidth"] = self.timed_bytes / self.copy if measured else None
+        own["overlap"] = max(0.0, 1 - self.stalled / self.copy) if measured else None
+        return own  # type: ignore[no-any-return]
 
 
 # ---- rows in the arena as the source of copies ----------------------------------------------
@@ -194,51 +168,14 @@ class Copies:
 #: smaller tensors do not lie in the arena: they were copied when the batch was made
 SMALLEST = 64 << 10
 
-
-class Slots:
-    """The arena of one engine, for one device."""
-
-    def __init__(self, engine: Any, driver: Driver | None) -> None:
-        self._engine = engine
-        self.locks = driver is not None
-        if driver is not None:
-            engine.set_page_driver(*driver)
-
-    def lock(self, tensor: torch.Tensor) -> PageLock | None:
-        """Lets the device read a tensor as long as the lock lives; None if it is not in the arena, or may not be locked."""
-        if not self.locks or tensor.nbytes < SMALLEST or not tensor.is_contiguous():
-            return None
-        try:
-            lock: PageLock | None = self._engine.lock_pages(tensor.data_ptr(), tensor.nbytes)
-        except RuntimeError:  # the engine was closed in the meantime
-            return None
-        return lock
-
-    def stop(self) -> None:
-        """Stops locking, and unlocks what is not being read."""
-        self.locks = False
-        with contextlib.suppress(RuntimeError):  # the engine was closed in the meantime
-            self._engine.set_page_driver()
-
-    def page_locks(self) -> tuple[int, int]:
-        """Locked bytes, and the driver's error number when it refused (0: it did not)."""
-        try:
-            locked: tuple[int, int] = self._engine.page_locks()
-        except RuntimeError:
-            return 0, 0
-        return locked
-
-
 # ---- copies --------------------------------------------------------------------------------
 
 
-class _Late:
+class _Late(NamedTuple):
     """A part of a batch that the caller's own stream moves."""
 
-    def __init__(self, data: Any, pinned: bool) -> None:
-        self.data = data
-        #: torch keeps the memory until it was read; if False, the move must be waited for
-        self.pinned = pinned
+    data: Any
+    pinned: bool  # torch keeps the memory until it was read; if False, the move must be waited for
 
 
 #: types without memory that a program could copy to a device
@@ -295,16 +232,11 @@ class Copier:
     """The copies of one iterator. One thread calls begin(), look() and finish(); the caller's
     thread calls hand_over()."""
 
-    def __init__(
-        self,
-        provider: Provider,
-        engine: Any = None,
-        split: Split | None = None,
-    ) -> None:
+    def __init__(self, provider: Provider, engine: Any = None, split: Split | None = None) -> None:
         self.provider = provider
         self._tail = split.tail if split is not None else None
         self._engine = engine  # batches may lie in its arena
-        self._slots: Slots | None = None
+        self._locks = False  # the device reads them there
         self.counts = Copies(str(provider.device), split)
         self._stream: Any = None
         self._flying: list[Flight] = []  # their sources may not be freed yet
@@ -322,11 +254,15 @@ class Copier:
         self.look()
         if self._stream is None:
             self._stream = self.provider.stream()
-            if self._engine is not None:
-                self._slots = Slots(self._engine, self.provider.driver())
-        if self._slots is not None and self._slots.locks and opaque(data):
-            self._slots.stop()
-            if not self._land(LAND_SECONDS):
+            driver = None if self._engine is None else self.provider.driver()
+            if driver is not None:
+                self._engine.set_page_driver(*driver)
+                self._locks = True
+        if self._locks and opaque(data):
+            self._locks = False
+            with contextlib.suppress(RuntimeError):  # the engine was closed in the meantime
+                self._engine.set_page_driver()  # unlocks what is not being read
+            if not self._land(COPIES_SECONDS):
                 raise RuntimeError("copies to the device do not finish: the device may hang")
         sent = Sent()
         try:
@@ -337,8 +273,9 @@ class Copier:
             if sent.flight.sources:
                 self._takes_off(sent.flight)
         self.counts.depth = self._depth()
-        if self._slots is not None:
-            self.counts.locked, self.counts.lock_error = self._slots.page_locks()
+        if self._engine is not None:
+            with contextlib.suppress(RuntimeError):  # likewise
+                self.counts.locked, self.counts.lock_error = self._engine.page_locks()
         return sent
 
     def _finished(self, tail: Tail, sent: Sent) -> None:
@@ -368,17 +305,27 @@ class Copier:
         sent.late = True
         return _Late(part.pin_memory() if pins else part, pins)
 
+    def _lock(self, tensor: torch.Tensor) -> PageLock | None:
+        """Lets the device read a tensor as long as the lock lives; None if it is not in the arena,
+        or may not be locked."""
+        if not self._locks or tensor.nbytes < SMALLEST or not tensor.is_contiguous():
+            return None
+        try:
+            lock: PageLock | None = self._engine.lock_pages(tensor.data_ptr(), tensor.nbytes)
+        except RuntimeError:  # the engine was closed in the meantime
+            return None
+        return lock
+
     def _copied(self, tensor: torch.Tensor, sent: Sent) -> torch.Tensor:
         provider, counts, flight = self.provider, self.counts, sent.flight
-        nbytes = tensor.nbytes
-        since = time.monotonic()
-        lock = self._slots.lock(tensor) if self._slots is not None else None
+        nbytes, since = tensor.nbytes, time.monotonic()
+        lock = self._lock(tensor)
         if lock is None:
-            source, through = provider.host(tensor, self._slots is not None)
+            source, through = provider.host(tensor, self._engine is not None)
         else:
             source, through = tensor, "locked"
             flight.locks.append(lock)
-        counts.staging_s += time.monotonic() - since
+        counts.staging += time.monotonic() - since
         began = provider.record(self._stream) if nbytes >= TIMED_BYTES else None
         flight.sources.append(source)
         made = provider.copy(source, self._stream, lock.cuts if lock is not None else [])
@@ -431,8 +378,8 @@ class Copier:
             stalled = seconds(flight.asked, flight.done) or 0.0
         except RuntimeError:
             return True
-        counts.copy_s += total
-        counts.stalled_s += min(max(0.0, stalled), total)
+        counts.copy += total
+        counts.stalled += min(max(0.0, stalled), total)
         pace = PACE if counts.batch_s > 0 else 1.0
         counts.batch_s += pace * (total - counts.batch_s)
         counts.batch_bytes += pace * (flight.nbytes - counts.batch_bytes)

@@ -36,16 +36,14 @@ LOOK_SECONDS = 0.5
 class Pinning:
     """A batch on its way through the thread. note names it if it cannot be pinned."""
 
-    __slots__ = ("data", "done", "note", "thread")
-
     #: subject of the error if the thread has ended
     what = "Pin memory thread"
 
-    def __init__(self, thread: threading.Thread, note: Callable[[], str]) -> None:
+    def __init__(self, stage: Any, note: Callable[[], str]) -> None:
         self.data: Any = None
         self.done = threading.Event()
+        self.stage = stage
         self.note = note
-        self.thread = thread
 
     def result(self, timeout: float) -> Any:
         """The pinned batch, or a Failure. May be called again after an interrupt.
@@ -56,7 +54,7 @@ class Pinning:
         deadline = Deadline(timeout)
         while not self.done.is_set():
             part = deadline.part()
-            alive = self.thread.is_alive()
+            alive = self.stage.thread.is_alive()
             if not self.done.wait(min(part, LOOK_SECONDS) if alive else 0) and not alive:
                 raise RuntimeError(f"{self.what} exited unexpectedly")
         if isinstance(self.data, ExceptionWrapper):
@@ -86,6 +84,8 @@ class Belt:
 class Pinner:
     """The thread of one iterator. Holds no reference to it, so that it can be collected."""
 
+    batch = Pinning
+
     def __init__(self, device: str | None) -> None:
         self.ended = threading.Event()
         self._belt = Belt()
@@ -109,12 +109,9 @@ class Pinner:
     def submit(self, data: Any, note: Callable[[], str]) -> Pinning:
         """Takes over data. The caller should keep no reference, so that its memory is free
         as soon as it was copied."""
-        pinning = self._pinning(note)
+        pinning = self.batch(self, note)
         self._belt.waiting.put((pinning, data))
         return pinning
-
-    def _pinning(self, note: Callable[[], str]) -> Pinning:
-        return Pinning(self.thread, note)
 
     def close(self) -> None:
         """Ends the thread after the current batch; batches that it has not started are dropped."""
@@ -194,14 +191,8 @@ class NoRoom:
 class Arriving(Pinning):
     """A batch on its way through the thread to the device."""
 
-    __slots__ = ("last_try", "stage")
-
     what = "The thread that copies batches to the device"
-
-    def __init__(self, stage: DeviceStage, note: Callable[[], str]) -> None:
-        super().__init__(stage.thread, note)
-        self.stage = stage
-        self.last_try = False
+    last_try = False
 
     def result(self, timeout: float) -> Any:
         """The batch, ready for the calling thread's current stream, or a Failure."""
@@ -213,7 +204,7 @@ class Arriving(Pinning):
                 del sent
                 sent = super().result(timeout)
         finally:
-            counts.waited_s += time.monotonic() - since
+            counts.waited += time.monotonic() - since
         if isinstance(sent, Failure):
             return sent
         copier = self.stage.copier
@@ -226,6 +217,8 @@ class Arriving(Pinning):
 
 class DeviceStage(Pinner):
     """The thread of one iterator, and its copies. Holds no reference to the iterator."""
+
+    batch = Arriving
 
     def __init__(
         self, provider: Provider, most: int, engine: Any, split: Split | None = None
@@ -242,9 +235,6 @@ class DeviceStage(Pinner):
     def most(self) -> int:
         """Batches to prefetch, including the one being delivered."""
         return min(self.copier.counts.depth, max(FEWEST, self._most))
-
-    def _pinning(self, note: Callable[[], str]) -> Arriving:
-        return Arriving(self, note)
 
     def submit_again(self, arriving: Arriving, data: Any) -> None:
         """Retries a batch in its turn, after the device had no memory for it."""
