@@ -33,28 +33,12 @@ from .provider import Job, Provider, codes, kernels, missing
 if CORE:
     from ..workers.native import looked_at
 if TYPE_CHECKING:
-    from ..ops.dataset import Unfinished, VolumeDataset
+    from ..ops.dataset import Unfinished, Volume, VolumeDataset
 
 #: "0": nothing runs on devices
 SWITCH = "MINATO_DEVICE_OPERATORS"
 #: longest time for the first batch of a device, before anything depends on it
 CHECK_SECONDS = 30.0
-
-
-class Volume(NamedTuple):
-    """One volume of a sample: dtypes before and after, and its shape."""
-
-    before: torch.dtype
-    after: torch.dtype
-    shape: tuple[int, ...]
-
-    def codes(self) -> tuple[int, int]:
-        """Those of the dtypes."""
-        return codes()[_name(self.before)], codes()[_name(self.after)]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @dataclasses.dataclass
@@ -72,7 +56,7 @@ class Tail:
         count = len(self.volumes) if self.resident is None else 1
         steps = len(self.operators) - (self.resident is not None)
         recipes, made = batch[count], []
-        self._check(recipes, torch.int64, (len(recipes), 2 + 4 * steps))
+        self._check(recipes, "int64", (len(recipes), 2 + 4 * steps))
         for which, volume in enumerate(self.volumes):
             shape = (len(recipes), *volume.shape)
             source, more = 0, {}
@@ -80,21 +64,23 @@ class Tail:
                 self._check(batch[which], volume.before, shape)
                 source = batch[which].data_ptr()
             else:
-                self._check(batch[0], torch.int64, (len(recipes), 4))
+                self._check(batch[0], "int64", (len(recipes), 4))
                 cases = self.resident.tables[which].data_ptr()
                 more = {"windows": batch[0].data_ptr(), "cases": cases}
                 more["n_cases"] = self.resident.cases
-            target = provider.empty(shape, volume.after, stream)
+            target = provider.empty(shape, getattr(torch, volume.after), stream)
+            dtypes = codes()[volume.before], codes()[volume.after]
             places = source, target.data_ptr(), recipes.data_ptr()
-            provider.finish(stream, Job(which, volume.codes(), shape, *places, steps, **more))
+            provider.finish(stream, Job(which, dtypes, shape, *places, steps, **more))
             made.append(target)
         return [*made, *batch[count + 1 :]], made
 
-    def _check(self, part: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        if part.dtype == dtype and part.shape == shape and part.is_contiguous():
+    def _check(self, part: Any, dtype: str, shape: tuple[int, ...]) -> None:
+        found = str(part.dtype).removeprefix("torch.")
+        if found == dtype and part.shape == shape and part.is_contiguous():
             return
         raise RuntimeError(
-            f"a batch has {_name(part.dtype)} of shape {tuple(part.shape)}, but {_name(dtype)} of "
+            f"a batch has {found} of shape {tuple(part.shape)}, but {dtype} of "
             f"shape {shape} was expected on the device. If the dataset's pipeline was "
             f"changed, make a new loader; {SWITCH}=0 finishes samples on the host"
         )
@@ -132,11 +118,7 @@ def split(loader: Any, provider: Provider | None) -> Split:
     unfinished: Any = left.dataset
     for subset in reversed(subsets):
         unfinished = Subset(unfinished, subset.indices)
-    volumes = [
-        Volume(getattr(torch, before), getattr(torch, after), shape)
-        for before, after, shape in left.volumes
-    ]
-    return Split(unfinished, Tail(left.operators, volumes, kept), why)
+    return Split(unfinished, Tail(left.operators, left.volumes, kept), why)
 
 
 def _divided(
@@ -150,7 +132,7 @@ def _divided(
         return None, None, None
     if unfinished is None and not dataset.resident:
         return None, None, None
-    why = _why_host(provider)
+    why = f"{SWITCH}=0" if os.environ.get(SWITCH) == "0" else provider.operators(differs)
     if why is not None:
         return None, None, why
     if not dataset.resident:
@@ -159,12 +141,6 @@ def _divided(
         return unfinished, None, OTHER_PIPELINE
     kept = resident_of(dataset, provider, windows.volumes)
     return (unfinished, None, kept) if isinstance(kept, str) else (windows, kept, None)
-
-
-def _why_host(provider: Provider) -> str | None:
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0"
-    return provider.operators(differs)
 
 
 def describe() -> str:
@@ -181,8 +157,6 @@ def describe() -> str:
 
 # ---- a check of the device -------------------------------------------------------------------
 
-_CHECKED = (2, 7, 9, 33)  # samples of two channels; no axis is a multiple of a block size
-
 
 def differs(provider: Provider) -> str | None:
     """How a small batch that is finished on the device differs from the host's; None if it does
@@ -191,26 +165,25 @@ def differs(provider: Provider) -> str | None:
     The batch is finished twice: from volumes that arrive whole, and from windows of a case on the
     device. That case has voxels around the windows, which must be left out."""
     from .. import ops
+    from ..ops.dataset import Volume
 
     pipeline = ops.Pipeline([
         ops.RandFlip(0.5), ops.Cast(), ops.RandScaleIntensity(p=1.0), ops.RandGaussianNoise(p=1.0),
         ops.RandFlip(0.5), ops.Normalize(), ops.RandGaussianNoise(p=1.0, mean=0.25),
     ])  # fmt: skip
-    shape = _CHECKED
-    count = int(np.prod(shape))
-    image = (np.arange(count, dtype=np.int64) * 7919 % 4001 - 2000).astype(np.int16)
-    label = (np.arange(count, dtype=np.int64) * 31 % 7).astype(np.uint8)
-    pair = image.reshape(shape), label.reshape(shape)
+    shape = (2, 7, 9, 33)  # two channels; no axis is a multiple of a block size
+    numbers = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+    pair = (numbers * 7919 % 4001 - 2000).astype(np.int16), (numbers * 31 % 7).astype(np.uint8)
     keys = [(2**63 + 5, 2**64 - 1), (3, 77), (2**64 - 1, 2**32)]
     wanted = [pipeline(*pair, key=key) for key in keys]
     steps = len(pipeline.operators)
     recipes = [np.frombuffer(pipeline._get().recipe(steps, *key), np.int64) for key in keys]
     kept = Resident(provider)
     for volume in pair:
-        kept.add([np.pad(volume.reshape(shape), ((0, 0), (1, 3), (2, 1), (3, 2)), mode="wrap")])
+        kept.add([np.pad(volume, ((0, 0), (1, 3), (2, 1), (3, 2)), mode="wrap")])
     names = [type(operator).__name__ for operator in pipeline.operators]
-    volumes = [Volume(torch.int16, torch.float32, shape), Volume(torch.uint8, torch.uint8, shape)]
-    whole = [np.stack([part.reshape(shape)] * len(keys)) for part in pair]
+    volumes = [Volume("int16", "float32", shape), Volume("uint8", "uint8", shape)]
+    whole = [np.stack([part] * len(keys)) for part in pair]
     windows = np.array([[0, 1, 2, 3]] * len(keys), np.int64)
     for tail, batch in (
         (Tail(names, volumes), [*whole, np.stack(recipes)]),
@@ -236,18 +209,12 @@ def differs(provider: Provider) -> str | None:
 # faster, so this is the upper bound for comparisons. It is useful if the device has room for all
 # cases in addition to the training. Files that change after they were copied are not read again.
 
-#: dtype before and after, and shape of the crop
-Crop = tuple[str, str, tuple[int, ...]]
 #: largest share of the device's free memory for cases: the program needs the rest
 SHARE = 1 / 2
 #: longest time for one copy, before anything depends on it
 COPY_SECONDS = 30.0
 NOT = "the cases are not resident"
 OTHER_PIPELINE = f"{NOT}: the pipeline is not ReadNpy, a crop and operators that devices support"
-
-
-class NotResident(RuntimeError):
-    """The cases cannot stay on the device; the message says why."""
 
 
 def finished(provider: Provider, stream: Any, seconds: float) -> bool:
@@ -291,7 +258,7 @@ class Resident:
             del _being_read[id(tensor)]
             raise
         if not finished(self.provider, self.stream, COPY_SECONDS):
-            raise NotResident(f"a case was not copied within {COPY_SECONDS:.0f} seconds")
+            raise RuntimeError(f"a case was not copied within {COPY_SECONDS:.0f} seconds")
         del _being_read[id(tensor)]
         return made
 
@@ -300,34 +267,32 @@ class Resident:
 _being_read: dict[int, torch.Tensor] = {}
 
 
-def resident_of(dataset: VolumeDataset, provider: Provider, crops: Sequence[Crop]) -> Resident | str:
+def resident_of(dataset: VolumeDataset, provider: Provider, crops: Sequence[Volume]) -> Resident | str:
     """A dataset's cases on a device, for these crops of image and label, or why they are
     not there."""
-    kept = dataset._resident
+    kept: dict[str, Resident | str] = dataset._resident
     key = str(provider.device)
-    fails: tuple[type[BaseException], ...] = (OSError, ValueError, RuntimeError, MemoryError)
-    fails += provider.no_room
     if key not in kept:
         try:
             kept[key] = _loaded(dataset, provider, crops)
-        except fails as error:
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
             said = str(error).splitlines() or [type(error).__name__]
             kept[key] = f"{NOT}: {said[0]}"
-    found: Resident | str = kept[key]
-    return found
+    return kept[key]
 
 
-def _loaded(dataset: VolumeDataset, provider: Provider, crops: Sequence[Crop]) -> Resident:
+def _loaded(dataset: VolumeDataset, provider: Provider, crops: Sequence[Volume]) -> Resident:
+    """Raises OSError, ValueError, RuntimeError or MemoryError if the cases cannot stay there."""
     files = [[case[which] for case in dataset.cases] for which in range(len(crops))]
     shapes = [[_shape(path, crop) for path in paths] for paths, crop in zip(files, crops)]
     nbytes = sum(
-        math.prod(shape) * np.dtype(dtype).itemsize
-        for of_all, (dtype, *_) in zip(shapes, crops)
+        math.prod(shape) * np.dtype(crop.before).itemsize
+        for of_all, crop in zip(shapes, crops)
         for shape in of_all
     )
     free = provider.free()
     if free is not None and nbytes > SHARE * free:
-        raise NotResident(
+        raise RuntimeError(
             f"{nbytes / 1e9:.1f} GB are more than half of the {free / 1e9:.1f} GB that are free"
         )
     made = Resident(provider)
@@ -336,26 +301,22 @@ def _loaded(dataset: VolumeDataset, provider: Provider, crops: Sequence[Crop]) -
     return made
 
 
-def _shape(path: str | None, crop: Crop) -> tuple[int, ...]:
+def _shape(path: str | None, crop: Volume) -> tuple[int, ...]:
     """The shape of a file that can be copied as it is."""
-    dtype, _, patch = crop
     if path is None:
-        raise NotResident("not every case has a label")
-    with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        header: Any = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            header = np.lib.format.read_array_header_2_0
-        shape, fortran, found = header(file)
-    fits = len(shape) == 4 and not fortran and found == np.dtype(dtype)
-    fits = fits and shape[0] == patch[0] and all(n >= p for n, p in zip(shape, patch))
+        raise RuntimeError("not every case has a label")
+    file, patch = np.lib.format.open_memmap(path, mode="r"), crop.shape
+    fits = file.ndim == 4 and file.flags.c_contiguous and file.dtype == np.dtype(crop.before)
+    fits = fits and len(file) == patch[0] and all(n >= p for n, p in zip(file.shape, patch))
     if not fits:
-        raise NotResident(f"{path}: {found} {shape} is not {dtype} of at least {tuple(patch)}")
-    return tuple(shape)
+        raise RuntimeError(
+            f"{path}: {file.dtype} {file.shape} is not {crop.before} of at least {tuple(patch)}"
+        )
+    return file.shape
 
 
 def _volume(path: str | None, shape: tuple[int, ...]) -> np.ndarray:
     volume: np.ndarray = np.load(str(path), allow_pickle=False)
     if volume.shape != shape:
-        raise NotResident(f"{path}: the file was changed during the copy")
+        raise RuntimeError(f"{path}: the file was changed during the copy")
     return volume

@@ -159,24 +159,16 @@ class Provider:
         if self.device.type != "cuda" or torch.version.cuda is None:
             return f"this torch has none for {self.device.type} devices"
         key = (os.getpid(), self.device.index)
-        if key not in _finishers:
-            _finishers[key] = self._tried(check)
-        found = _finishers[key]
-        if isinstance(found, str):
-            return found
-        self._finisher = found
-        return None
-
-    def _tried(self, check: Callable[[Provider], str | None]) -> Finisher | str:
-        """Loads the operators and checks them on a small batch; once in a process."""
-        found = finisher_of(self.device.index)
-        if isinstance(found, str):
-            return found
-        self._finisher = found
-        try:
-            return check(self) or found
-        except RuntimeError as error:  # includes running out of memory
-            return f"they failed when tried on {self.device}: {error}"
+        found = _finishers.get(key) or finisher_of(self.device.index)
+        if not isinstance(found, str):
+            self._finisher = found
+            if key not in _finishers:
+                try:
+                    found = check(self) or found
+                except RuntimeError as error:  # includes running out of memory
+                    found = f"they failed when tried on {self.device}: {error}"
+        _finishers[key] = found
+        return found if isinstance(found, str) else None
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, stream: Any) -> torch.Tensor:
         """Device memory for the stream's output. Raises like copy()."""

@@ -9,23 +9,16 @@ A volume is an array of shape [channel, depth, height, width]. Images are float3
 also uint8, int16, uint16, int32, float64), labels uint8 with one channel. Every
 operator takes an image and optionally its label, and treats both alike. All
 work is done in C without the GIL. Input arrays may be strided; results are C contiguous.
-
-    pipeline = ops.Pipeline([ops.ReadNpy(), ops.RandBalancedCrop((128, 128, 128)),
-                             ops.RandFlip(), ops.Cast(), ops.RandScaleIntensity(),
-                             ops.RandGaussianNoise()])
-    dataset = ops.VolumeDataset([("case_00000_x.npy", "case_00000_y.npy"), ...], pipeline)
-    image, label = dataset[0]                  # under any loader
-    image, label = ops.RandFlip()(image, label, key=7)
+docs/operators.md has examples, of photos and of volumes.
 
 Fusion: windows and flips only change a start and strides; casts and arithmetic are recorded.
 One pass then reads the needed rows, plane by plane, and writes them, finished,
 to the output. Magnitudes, probabilities and draws follow the MLPerf Training 3D U-Net
 reference (KiTS19); operators that differ from it say so.
 
-With `device=`, a loader runs the end of a dataset's pipeline on the device: flips, casts, scaling,
-noise and normalizing after the last other operator. The device takes over where samples have the
-fewest bytes. `stats()["device"]` shows where this happens and why not (operators, operators_why).
-The bytes are the same, except that an operation on a NaN may give another of the many NaN patterns.
+With `device=`, a loader runs the end of a dataset's pipeline on the device, from where samples have
+the fewest bytes: flips, casts, scaling, noise and normalizing after the last other operator. The
+bytes are the same, except that an operation on a NaN may give another of the many NaN patterns.
 
 Random numbers are counter-based (Philox4x32-10). Draw n of the operator at position i of its
 pipeline is a function of (key, i, n) alone, with a key of 128 bits. There is no state, so the
@@ -38,22 +31,10 @@ from typing import TYPE_CHECKING, Any
 from .dataset import VolumeDataset
 from .jpeg import RandomResizedCropJpeg, ResizeCenterCropJpeg
 from .operators import (
-    Cast,
-    Normalize,
-    Operator,
-    Pad,
-    Pipeline,
-    RandBalancedCrop,
-    RandCrop,
-    RandFlip,
-    RandGaussianNoise,
-    RandScaleIntensity,
-    ReadNpy,
-    Resample,
-    UserOperator,
-    label_boxes,
+    Cast, Normalize, Operator, Pad, Pipeline, RandBalancedCrop, RandCrop, RandFlip,
+    RandGaussianNoise, RandScaleIntensity, ReadNpy, Resample, UserOperator, label_boxes,
     unet3d_training,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from .images import ImageFolder, native_images

@@ -37,6 +37,15 @@ def _case_paths(case: Any) -> tuple[str, str | None]:
     return os.fspath(image), None if label is None else os.fspath(label)
 
 
+class Volume(NamedTuple):
+    """One volume of a sample: names of its dtypes before and after the last operators, and its
+    shape, which these keep."""
+
+    before: str
+    after: str
+    shape: tuple[int, ...]
+
+
 class Unfinished(NamedTuple):
     """A dataset whose samples lack the last operators of their pipeline."""
 
@@ -45,38 +54,7 @@ class Unfinished(NamedTuple):
     #: int64 [4], which _windows has instead of image and label
     dataset: VolumeDataset
     operators: list[str]  # the missing ones
-    volumes: list[tuple[str, str, tuple[int, ...]]]  # dtype before and after, shape
-
-
-class _Hinted:
-    """Holds what cost_hint() knows of a dataset's pipeline and files."""
-
-    def __init__(self, dataset: VolumeDataset) -> None:
-        operators = dataset.pipeline.operators
-        self._crop = next((n for n, op in enumerate(operators)
-                           if isinstance(op, RandBalancedCrop)), None)
-        self._operator: Any = None if self._crop is None else operators[self._crop]
-        self._cases = dataset.cases
-        self._label_bytes: dict[int, int] = {}  # of those whose boxes are not known yet
-        dataset._get()
-        self.patch = float(sum(math.prod(shape) * dtype.itemsize
-                               for shape, dtype in dataset._outputs))
-
-    def _label(self, case: int) -> int:
-        """Bytes of the label that are read for its boxes; with keep_boxes that is once."""
-        label = self._cases[case][1]
-        size = self._label_bytes.get(case)
-        if size is None:
-            size = os.stat(label).st_size if label is not None else 0
-            self._label_bytes[case] = 0 if self._operator.keep_boxes else size
-        return size
-
-    def bytes(self, case: int, key_hi: int, key_lo: int) -> float:
-        """For a sample with this key."""
-        if self._crop is None:
-            return self.patch
-        drawn = _ops.uniform(key_hi, key_lo, self._crop, 0) < self._operator.foreground
-        return self.patch + (self._label(case) if drawn else 0)
+    volumes: list[Volume]
 
 
 class VolumeDataset:
@@ -142,7 +120,9 @@ class VolumeDataset:
     _tail = 0  # number of operators left out at the end, see _unfinished
     _places = False  # samples hold the position of their crop instead of voxels, see _windows
     _native: _ops.Cases | None = None  # made when first needed
-    _hinted: _Hinted | None = None  # likewise
+    #: likewise: bytes of a patch, and the crops around foreground with their places
+    _hinted: tuple[float, list[tuple[int, RandBalancedCrop]]] | None = None
+    _label_sizes: dict[int, int]  # by case, see _label_bytes
     _resident: dict[str, Any]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -153,7 +133,7 @@ class VolumeDataset:
     def _forget(self) -> None:
         """Drops what was made from the attributes; it is made again when needed."""
         vars(self).pop("_native", None)
-        vars(self).pop("_hinted", None)
+        vars(self).update(_hinted=None, _label_sizes={})
         vars(self)["_resident"] = {}  # by device: its resident cases, or why there are none
 
     def _start(self) -> None:
@@ -162,9 +142,8 @@ class VolumeDataset:
         self._forget()
 
     def __getstate__(self) -> Any:
-        state = dict(self.__dict__)
-        for name in ("_sample_seed", "_native", "_outputs", "_resident", "_hinted"):
-            state.pop(name, None)
+        made = ("_sample_seed", "_native", "_outputs", "_resident", "_hinted", "_label_sizes")
+        state = {name: value for name, value in vars(self).items() if name not in made}
         if _mp_context.get_spawning_popen() is None:
             # Shared memory can only be inherited; a plain pickle stores the number.
             state["_epoch"] = self._epoch.value
@@ -210,21 +189,34 @@ class VolumeDataset:
         return _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK, self.epoch, index,
                                sample_seed or 0)
 
-    def cost_hint(self, index: int, *, seed: int | None = None,
-                  epoch: int | None = None) -> float:
+    def cost_hint(self, index: int, *, seed: int | None = None, epoch: int | None = None) -> float:
         """Returns what sample `index` will cost, in bytes that it goes through. These are the bytes
         of its patch. If it draws a crop around foreground whose boxes are not known yet, the bytes
         of its label count, too."""
-        case = index % len(self.cases)
         if self._hinted is None:
-            self._hinted = _Hinted(self)
+            self._get()
+            size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._outputs)
+            self._hinted = float(size), [
+                (place, one) for place, one in enumerate(self.pipeline.operators)
+                if isinstance(one, RandBalancedCrop)]
+        patch, crops = self._hinted
         by_sample = self.keyed_by == "sample"
-        if by_sample and seed is None:
-            return self._hinted.patch
-        key = _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK,
-                              self.epoch if epoch is None else epoch & MASK, index,
-                              int(seed) & MASK if by_sample and seed is not None else 0)
-        return self._hinted.bytes(case, *key)
+        if not crops or (by_sample and seed is None):
+            return patch
+        high, low = _ops.sample_key(_KEYINGS[self.keyed_by], self.seed & MASK,
+                                    self.epoch if epoch is None else epoch & MASK, index,
+                                    int(seed) & MASK if by_sample and seed is not None else 0)
+        place, crop = crops[0]
+        around = _ops.uniform(high, low, place, 0) < crop.foreground
+        return patch + (self._label_bytes(index % len(self.cases), crop) if around else 0)
+
+    def _label_bytes(self, case: int, crop: RandBalancedCrop) -> int:
+        """Bytes of the label that are read for its boxes; with keep_boxes that is once."""
+        label, size = self.cases[case][1], self._label_sizes.get(case)
+        if size is None:
+            size = os.stat(label).st_size if label is not None else 0
+            self._label_sizes[case] = 0 if crop.keep_boxes else size
+        return size
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Make a sample. Raises IndexError, and the pipeline's errors (OSError,
@@ -260,13 +252,9 @@ class VolumeDataset:
         at = [self._volumes(tail) for tail in range(self.pipeline._get().tail_most() + 1)]
         sizes = [sum(np.dtype(v[0]).itemsize * math.prod(v[1]) for v in place) for place in at]
         tail = max(n for n, size in enumerate(sizes) if size == min(sizes))
-        before, after = at[tail], at[0]
-        fits = all(math.prod(shape) < 2**32 and name != "uint16" for name, shape in before)
-        if tail == 0 or not fits:  # torch does little with uint16
-            return None
-        names = [type(op).__name__ for op in self.pipeline.operators[-tail:]]
-        both = [(b[0], a[0], b[1]) for b, a in zip(before, after)]
-        return Unfinished(self._twin(tail), names, both)
+        # torch does little with uint16
+        fits = tail > 0 and all(name != "uint16" for name, _shape in at[tail])
+        return self._without(tail, tail) if fits else None
 
     def _windows(self) -> Unfinished | None:
         """The same samples as windows of their cases, for a device that has the cases. None if
@@ -277,12 +265,20 @@ class VolumeDataset:
         asked = self.resident and operators and isinstance(operators[0], (RandBalancedCrop, RandCrop))
         if not asked or self.pipeline._get().tail_most() != tail:
             return None
-        both = [(b[0], a[0], b[1]) for b, a in zip(self._volumes(tail), self._volumes(0))]
-        if any(math.prod(shape) >= 2**32 for _, _, shape in both):
+        left = self._without(tail, len(operators))
+        if left is not None:
+            left.dataset._places = True
+        return left
+
+    def _without(self, tail: int, left: int) -> Unfinished | None:
+        """The samples before the last operators, and how many are left to a device. None if it cannot
+        count the voxels."""
+        both = zip(self._volumes(tail), self._volumes(0))
+        volumes = [Volume(before, after, shape) for (before, shape), (after, _shape) in both]
+        if any(math.prod(volume.shape) >= 2**32 for volume in volumes):
             return None
-        twin = self._twin(tail)
-        twin._places = True
-        return Unfinished(twin, [type(op).__name__ for op in operators], both)
+        names = [type(one).__name__ for one in self.pipeline.operators[-left:]]
+        return Unfinished(self._twin(tail), names, volumes)
 
     def _volumes(self, tail: int) -> list[tuple[str, tuple[int, ...]]]:
         """dtype and shape of a sample's volumes before the last operators."""

@@ -386,8 +386,7 @@ class Pipeline:
             given = None if out is None else out[which]
             if given is None:
                 return np.empty(shape, dtype)
-            if any(isinstance(v, np.ndarray) and np.may_share_memory(v, given)
-                   for v in inputs):
+            if any(isinstance(v, np.ndarray) and np.may_share_memory(v, given) for v in inputs):
                 raise ValueError("out shares memory with an input: pass another array")
             return given
 
@@ -408,8 +407,7 @@ def label_boxes(label: Volume) -> list[tuple[int, int, tuple[_ops.Box, ...]]]:
     components, up to two boxes). The largest box is last. A box is ((z, y, x), (z, y, x) one past
     the end).
     """
-    return _ops.Pipeline(()).boxes(os.fspath(label) if isinstance(label, os.PathLike)
-                                   else label)
+    return _ops.Pipeline(()).boxes(os.fspath(label) if isinstance(label, os.PathLike) else label)
 
 
 def unet3d_training(patch: int | Sequence[int] = 128, *, around_one: bool = False,

@@ -16,6 +16,7 @@ import minato
 from minato import ops
 from minato.device import operators
 from minato.device import provider as providers
+from minato.ops.dataset import Volume
 
 from .emulated import Emulated
 from .fake import SECONDS, Fake
@@ -341,7 +342,7 @@ def test_an_early_end_leaves_nothing(able: Fake, dataset: ops.VolumeDataset) -> 
 
 
 def test_a_pipeline_that_was_changed_under_a_loader(able: Fake, files: Any) -> None:
-    volume = operators.Volume(torch.int16, torch.float32, (1, 2, 2, 2))
+    volume = Volume("int16", "float32", (1, 2, 2, 2))
     recipes = torch.zeros((3, 6), dtype=torch.int64)
     for shape, dtype in (((3, 1, 2, 2, 3), torch.int16), ((3, 1, 2, 2, 2), torch.float32)):
         with pytest.raises(RuntimeError, match="make a new loader"):
