@@ -130,14 +130,18 @@ def _counted(file: Path) -> int | None:
     return None
 
 
-def _of_group(root: Path) -> tuple[Path, int] | None:
-    """The file that counts for this process's group, and its count."""
+def _kills(root: Path) -> dict[str, int]:
+    """Counts of this process's group and of the machine, by the sentence to say if one rises."""
+    found = {}
     with contextlib.suppress(OSError):
         for version, folder in group_folders("memory", root):
-            count = _counted(folder / _COUNTERS[version])
-            if count is not None:
-                return folder / _COUNTERS[version], count
-    return None
+            file = folder / _COUNTERS[version]
+            if (count := _counted(file)) is not None:
+                found[GROUP_SAYS.format(file=file)] = count
+                break
+    if (count := _counted(root / "proc/vmstat")) is not None:
+        found[MACHINE_SAYS] = count
+    return found
 
 
 class OomKills:
@@ -146,23 +150,15 @@ class OomKills:
 
     def __init__(self, root: str = "/") -> None:
         self._root = Path(root)
-        self._group, self._machine = self._look()
-        self._latest: tuple[int, str] | None = None  # the last process asked about, and the answer
-
-    def _look(self) -> tuple[tuple[Path, int] | None, int | None]:
-        return _of_group(self._root), _counted(self._root / "proc/vmstat")
+        self._before = _kills(self._root)
+        self._latest = -1, ""  # the last process asked about, and the answer
 
     def oom_note(self, pid: int) -> str:
         """The sentence to add to the message that the process was killed."""
-        if self._latest is None or self._latest[0] != pid:
-            group, machine = self._look()
-            text = MAYBE
-            if group and self._group and group[0] == self._group[0] and group[1] > self._group[1]:
-                text = GROUP_SAYS.format(file=group[0])
-            elif machine is not None and self._machine is not None and machine > self._machine:
-                text = MACHINE_SAYS
-            self._group, self._machine = group, machine
-            self._latest = pid, text
+        if self._latest[0] != pid:
+            now, before = _kills(self._root), self._before
+            text = next((text for text, count in now.items() if count > before.get(text, count)), MAYBE)
+            self._before, self._latest = now, (pid, text)
         return self._latest[1]
 
 

@@ -66,14 +66,10 @@ def is_stateful(part: Any) -> bool:
     are not stateful: those with ``state_dict = None``, those whose methods need more arguments (as
     in MosaicML's streams), and modules of a network. The methods of a module are for its
     weights."""
-
-    def offers(name: str, *arguments: Any) -> bool:
-        method = offered(part, name)
-        return method is not None and _takes(method, *arguments)
-
     if type(part) is types.GeneratorType or isinstance(part, torch.nn.Module):
         return False
-    return offers("state_dict") and offers("load_state_dict", None)
+    save, load = offered(part, "state_dict"), offered(part, "load_state_dict")
+    return save is not None and _takes(save) and load is not None and _takes(load, None)
 
 
 def _takes(method: Any, *arguments: Any) -> bool:
