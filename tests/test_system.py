@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import setuptools
 import torch.utils.data
-from contract.support import programs
 
 import minato
 
@@ -152,7 +151,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(folder: Path, script: str) -> subprocess.CompletedProcess:
     path = folder / "script.py"
     path.write_text(HEAD + script)
-    return programs().open(str(path), environment={**os.environ, "PYTHONPATH": str(folder)}).to_end(120)
+    return subprocess.run(
+        [sys.executable, str(path)], env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True, text=True, timeout=120, cwd=folder,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("platform, load", [("darwin", [0, 2]), ("win32", [0])])
