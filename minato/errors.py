@@ -21,7 +21,7 @@ from ._not_linux import CORE
 from ._system import NOT_STARTED, OomKills, advice
 
 if CORE:
-    from ._notes import exit_cause
+    from .worker_exits import exit_cause
 
 #: from Python 3.11 on
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())

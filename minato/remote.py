@@ -1,6 +1,6 @@
 """``DataLoader(remote=minato.remote.Ray(...))``: samples are made by CPUs of other machines.
 
-docs/remote.md says when that pays. ``workers/actors.py`` does it.
+docs/remote.md says when that pays. ``workers/remote_pool.py`` does it.
 """
 
 from __future__ import annotations

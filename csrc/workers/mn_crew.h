@@ -163,7 +163,7 @@ mn_crew_swept(struct mn_crew *c, uint32_t worker);
 void
 mn_crew_damaged(struct mn_crew *c, uint32_t worker, enum mn_damage what);
 
-/* The signal by which a worker writes its stack and dies: see minato/_notes.py. */
+/* The signal by which a worker writes its stack and dies: see minato/worker_exits.py. */
 #define MN_LATE_SIGNAL (SIGRTMAX - 4)
 
 /* Notes that a sample of the task with this word takes too long. end: also kills the worker. */

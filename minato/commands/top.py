@@ -24,10 +24,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from .._core import TASK_PLANNED, TASK_QUEUED, TASK_RUNNING, TASK_WAITING, peek
-from .._notes import Notes
 from .._system import stat_fields
 from ..iterators.stats import worker_state
 from ..text import counted, sized
+from ..worker_exits import Notes
 from .cache_files import File, guest
 from .info import has_colours
 

@@ -17,7 +17,6 @@ import torch
 
 from .. import _core
 from .._core import Block, Engine
-from .._notes import exit_cause
 from .._records import Loss
 from ..epoch_progress import Progress
 from ..errors import (
@@ -26,6 +25,7 @@ from ..errors import (
 from ..options import Options
 from ..seeding.order_generators import Sources, batch_size_of, sampler_of
 from ..text import counted
+from ..worker_exits import exit_cause
 from ..workers.answers import BATCH
 from ..workers.fetch_or_skip import FailedSample
 

@@ -47,11 +47,11 @@ from ..text import parse_bytes
 from ..transport.layouts import (
     EngineTransport, SampleTransport, collates_more, is_default_collate,
 )  # fmt: skip
-from ..workers.actors import RemotePool
 from ..workers.fetch_or_skip import RAISE, REPLACE
 from ..workers.job import Job, Memory
 from ..workers.native import NativePool, offer_of
 from ..workers.process_pool import Executor, Pool, WorkerHandle, start_method_context
+from ..workers.remote_pool import RemotePool
 from ..workers.threads import PythonPool, warn_of_generators
 from .failure_limits import Amended, ErrorsAllowed
 from .loader_memo import memo_of

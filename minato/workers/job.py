@@ -35,8 +35,8 @@ import torch
 from torch.multiprocessing import reductions
 
 from .. import _core
-from .._notes import Notes
 from ..errors import add_note
+from ..worker_exits import Notes
 
 if TYPE_CHECKING:
     from ..cache.datasets import Through

@@ -22,10 +22,10 @@ import torch
 
 from .. import _core
 from .._core import LATE_SIGNAL
-from .._notes import STACK_SIGNAL, Notes
 from .._system import explained
 from ..errors import program_level
 from ..seeding import generator_states
+from ..worker_exits import STACK_SIGNAL, Notes
 from . import library_threads, signals, zygote as zygotes
 from .job import Job, Memory, find_open_files, without_main
 from .zygote import FORKED, LEAVING, UNKNOWN_START, may_start_processes

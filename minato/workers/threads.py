@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
-from .. import _notes, worker_info
-from .._notes import Notes
+from .. import worker_exits, worker_info
 from ..errors import program_level
 from ..option_values import option
 from ..seeding.find_generators import GrowingInThread, OwnSeeds, find_of, find_shared
+from ..worker_exits import Notes
 from . import library_threads, signals
 from .job import Job
 from .process_pool import Executor, WorkerHandle
@@ -120,7 +120,7 @@ class ThreadPool(Executor):
         if frame is None:
             return ""
         lines = traceback.format_stack(frame)[::-1]
-        return _notes.of_the_program([line.splitlines()[0] for line in lines])
+        return worker_exits.of_the_program([line.splitlines()[0] for line in lines])
 
     def stop(self) -> None:
         """Ends each worker after its current sample, and frees the memory."""

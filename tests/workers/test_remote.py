@@ -25,7 +25,7 @@ import torch
 
 import minato
 import minato.metrics
-from minato.workers import actors
+from minato.workers import remote_pool
 
 ray = pytest.importorskip("ray", exc_type=ImportError)
 pytestmark = pytest.mark.limit(300)
@@ -164,18 +164,18 @@ def test_batches_equal_those_of_local_workers(dataset: Any, options: dict[str, A
 
 
 def test_batches_of_one_chunk_are_collated_by_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors._Runner, "collate", None)
+    monkeypatch.setattr(remote_pool._Runner, "collate", None)
     assert alike(actors_of(chunk=8))
 
 
 def test_actors_send_arrays_and_never_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, make = [], actors.Fleet.make
+    sent, make = [], remote_pool.Fleet.make
 
     def noted(self: Any, *args: Any) -> Any:
         sent.extend(found := make(self, *args))
         return found
 
-    monkeypatch.setattr(actors.Fleet, "make", noted)
+    monkeypatch.setattr(remote_pool.Fleet, "make", noted)
     list(loader(remote=actors_of(chunk=3)))
     assert len(sent) == 18
     for data, buffers in sent:
@@ -425,7 +425,7 @@ def test_other_version_on_a_node_raises_value_error(monkeypatch: pytest.MonkeyPa
         list(loader(remote=actors_of()))
 
 
-actors_versions = actors.versions()
+actors_versions = remote_pool.versions()
 
 
 def test_other_processor_on_a_node_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
