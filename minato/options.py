@@ -247,8 +247,8 @@ class Options:
             parse_bytes(self.memory_limit)
         if self.device is not None:
             target(self.device)
-        if _is_number(self.cache, int, str):
-            Cache(self.cache)  # type: ignore[arg-type]  # it checks the size and opens nothing
+        if isinstance(self.cache, (int, str)) and not isinstance(self.cache, bool):
+            Cache(self.cache)  # it checks the size and opens nothing
         elif self.cache is not None and not isinstance(self.cache, Cache):
             raise TypeError(
                 f"cache must be None, a size such as '16GiB' or a minato.Cache, got {self.cache!r}"
