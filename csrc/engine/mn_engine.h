@@ -1,7 +1,7 @@
 /* mn_engine.h - the trainer's side: allocates, publishes, reaps, supervises.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Actors. The user's thread (plan, next, taken, release; without the GIL where it may block) and
+ * Actors. The user's thread (plan, next, taken, release; next without the GIL) and
  * one engine thread (starts tasks, grants leases, sweeps dead workers, returns pages). Both work
  * under e->mutex, so everything that the trainer owns (mn_records.h) has one writer at a time. The
  * engine thread never needs the GIL and takes no signal.

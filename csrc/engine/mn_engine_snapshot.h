@@ -150,7 +150,7 @@ struct mn_progress {
     uint64_t ready;     /* batches that are complete, and not delivered */
     uint64_t helped;    /* times that a worker took over part of another worker's share */
     uint64_t starts[6]; /* tasks started, by enum mn_dispatch_why */
-    bool together;      /* neighbours are made by one worker */
+    bool together;      /* neighbours are made by one worker, or it is not known whether to */
     int64_t displaced_max, displaced_sum; /* how far samples moved from their positions in the
                                            * sampler's order, in batches */
 };

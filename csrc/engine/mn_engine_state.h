@@ -9,7 +9,7 @@
  *     mn_engine_next  the caller's thread: plans, waits for its next batch, takes it
  *     mn_engine       opening, the thread, closing; requests to single workers
  *     mn_engine_snapshot   answers to questions about the engine
- *     mn_engine_step    deaths, leases, abandoned batches
+ *     mn_engine_step    deaths, leases, starts, abandoned batches
  *     mn_autoscale    the number of workers
  *     mn_start_due    what each worker does; starts what the plan says: blocks, run queues
  *     mn_delivery_ready, mn_delivery   which batch is delivered next
@@ -42,7 +42,7 @@ struct mn_autoscale;
 
 /* A batch as the trainer knows it, from the plan to its delivery; in private memory. Of static
  * scheduling, or rows that the trainer gathers: only while it has a block, and the plan's part is
- * its sequence, block and state. */
+ * its sequence, block, state and batch. */
 struct mn_batch {
     struct mn_planned planned; /* first: the plan makes it */
     struct mn_batch *next, *prev; /* in flight: while it has a block */

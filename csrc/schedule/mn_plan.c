@@ -120,7 +120,7 @@ overhead_ns(const struct mn_plan *p)
 static int64_t
 chunk_limit(const struct mn_plan *p, const struct mn_plan_batch *b, const int64_t *cost, uint32_t n)
 {
-    /* The caller waits for the first batch of an epoch: spread it. */
+    /* The caller waits for the first batch of an epoch (not of a resumed one): spread it. */
     int64_t idle = b->number == 0 ? (int64_t)p->pace.active : 0;
     return mn_chunk_size(sum(cost, n) / (n != 0 ? n : 1), overhead_ns(p), n, idle);
 }

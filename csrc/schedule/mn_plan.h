@@ -9,10 +9,10 @@
  *     add -> next_task or next_for_worker -> begun or refuse -> started -> done -> taken
  *
  * policy_dispatch.h decides which task starts next, mn_plan_window_and_memory.c whether memory
- * allows it. Where neighbours are kept together (policy_locality.h), each worker has a share of
- * its own, and the plan is asked for each worker separately: mn_plan_worker_shares.c says
- * whether a task without an owner comes before the worker's own (comes_first). All functions
- * need the owner's mutex, unless they say otherwise.
+ * allows it. Where neighbours are kept together, or that is not known (policy_locality.h), each
+ * worker has a share of its own, and the plan is asked for each worker separately:
+ * mn_plan_worker_shares.c says whether a task without an owner comes before the worker's own
+ * (comes_first). All functions need the owner's mutex, unless they say otherwise.
  *
  * Few tasks are queued at a time, because a queued task can no longer be reordered. The number
  * is about one millisecond of work or a quarter of a task for each worker.
@@ -70,7 +70,8 @@ struct mn_plan_config {
                             * alone. mn_plan_add() makes it, filled with zeros */
 };
 
-/* The memory that the rows of a batch take: nfields fields, each rounded up to whole pages. */
+/* The memory that the rows of a batch take at most: nfields fields, each rounded up to whole
+ * pages. */
 struct mn_plan_rows {
     uint32_t nfields;          /* 0: not known before the batch is made */
     const uint64_t *row_bytes; /* [nfields]; owned by the caller, valid while these are set */
@@ -78,7 +79,7 @@ struct mn_plan_rows {
 };
 
 struct mn_plan_batch {
-    uint64_t sequence; /* position in the order of delivery, over all epochs */
+    uint64_t sequence; /* position in the order of planning, over the plan's epochs */
     uint64_t number;   /* in its epoch; a resumed epoch leaves out what was delivered */
     uint64_t epoch;    /* for seeds; also tells the next epoch's batches from this one's */
     uint64_t position; /* of its first sample in the sampler's order of the epoch */
@@ -86,10 +87,10 @@ struct mn_plan_batch {
     uint32_t nrows;
     uint32_t spares; /* spare indices that follow those of the rows */
     uint32_t seeded;
-    bool whole;          /* a worker collates it: the program has its own collate_fn */
+    bool whole;          /* a worker collates it: it has no rows */
     bool splits;         /* several workers may make its samples; then one collates */
     bool integers;       /* index has an int64_t for each row, by which costs are known */
-    uint32_t index_kind; /* else: its kind, which only the caller knows */
+    uint32_t index_kind; /* enum mn_index_kind; only for the caller */
     const void *index;
     uint64_t index_bytes;
     const uint8_t *begins; /* [nrows]; the dataset says where groups begin; or NULL */
@@ -175,7 +176,7 @@ struct mn_plan_start {
     struct mn_planned *batch;
     uint32_t task;
     enum mn_dispatch_why why;
-    bool in_order;          /* it is the first one in order */
+    bool in_order;          /* mn_plan_next_in_order() has found it */
     uint32_t node;          /* in the dispatcher; from next_task */
     struct mn_piece *piece; /* the piece that it belongs to; from next_for_worker */
     uint32_t helps;         /* MN_PLAN_MOVE: the worker whose queue is taken over */
@@ -260,7 +261,7 @@ mn_plan_settle(struct mn_plan *p);
 bool
 mn_plan_parts(struct mn_plan *p);
 
-/* ---- what starts next: mn_plan_start.c ------------------------------------------------ */
+/* ---- what starts next: mn_plan_start.c, mn_plan_worker_shares.c ----------------------- */
 
 /* Begins a dispatch: call it before mn_plan_next_task(). Returns how many tasks should be queued
  * for any worker. */
@@ -341,7 +342,8 @@ mn_plan_nap(const struct mn_plan *p, uint64_t now_ns, int64_t nap_ns);
 int64_t
 mn_plan_lasts(const struct mn_plan *p);
 
-/* Returns whether workers are idle or about to be. Only then call mn_plan_starving(). */
+/* Returns whether workers are idle or about to be, and little planned work is left to start. Only
+ * then call mn_plan_starving(). */
 bool
 mn_plan_idles(const struct mn_plan *p, uint64_t queued);
 
@@ -363,7 +365,8 @@ struct mn_plan_order {
 struct mn_plan_view {
     struct mn_plan_order order;
     struct mn_costs_view known;  /* costs, when something was last planned or learned */
-    bool by_piece;       /* neighbours are kept together: ask for each worker separately */
+    bool by_piece;       /* neighbours are kept together, or that is not known: ask for each
+                          * worker separately */
     bool held;           /* the memory limit ended the last dispatch */
     bool unreleased;     /* a batch waits until the program releases the one that it had before */
     uint32_t capacity;   /* in batches; never grows */

@@ -20,7 +20,7 @@ mn_plan_dispatch_begins(struct mn_plan *p)
         typical = (uint64_t)d->work_ns / d->count;
     }
     if (typical == 0) {
-        return 2 * workers; /* no costs are known yet */
+        return 2 * workers; /* no costs are known yet, or no task is left */
     }
     uint64_t by_time = workers * QUEUED_NS / typical;
     return by_time > by_count ? by_time : by_count;

@@ -110,7 +110,7 @@ mn_plan_tagged(const struct mn_plan *p, uint64_t tag, uint32_t *number);
 struct mn_planned **
 mn_plan_place(const struct mn_plan *p, uint64_t sequence);
 
-/* Returns the memory that the rows of a batch take. */
+/* Returns the memory that the rows of a batch take at most. */
 uint64_t
 mn_plan_rows_bytes(const struct mn_plan *p, uint32_t nrows);
 

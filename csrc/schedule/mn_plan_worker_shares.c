@@ -22,8 +22,10 @@
  *      piece of least slack that has no owner (in order: the head's, if there is one), with all
  *      that is planned of its chain. It never enters a chain of another worker, because such
  *      chains are in that worker's share;
- *   2. the far half of another worker's share;
- *   3. the tasks that wait on the queue of a worker that its current task holds up.
+ *   2. the next task of its own share;
+ *   3. if it is idle: the far half of another worker's share;
+ *   4. else, if it is idle: the tasks that wait on the queue of a worker that its current task
+ *      holds up.
  *
  * No deadlock: the head is never refused memory, except for a moment (may_lie()). Its tasks are
  * first in any share that has them, because shares are in the order of delivery. The shares of

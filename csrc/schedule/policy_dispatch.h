@@ -3,9 +3,9 @@
  *
  * Actors
  *   One caller (the plan, under the engine's mutex) inserts the tasks of coming batches; tests and
- *   simulations call it through benchmarks/policies.c. Whenever a worker is free, it asks for the
- *   task to start, and takes it out. A task is one sample, or a chunk of neighbouring cheap samples
- *   of one batch, or, while neighbours are kept together, a piece of several chunks
+ *   simulations call it through benchmarks/policies.c. While too few tasks are queued, it asks for
+ *   the task to start, and takes it out. A task is one sample, or a chunk of neighbouring cheap
+ *   samples of one batch, or, while neighbours are kept together, a piece of several chunks
  *   (mn_plan_worker_shares.c). A task that is queued before a worker is free was chosen early. In
  *   simulation one task per worker queued ahead cost nothing, because the order itself rarely
  *   changes.
@@ -24,7 +24,8 @@
  *   One worker alone has no excess and no finale: it follows the sampler's order. Its dataset may
  *   rely on that, such as one that reads on in a file.
  *   Negative slack (excess over batch * period) is a start that is overdue from the beginning. As
- *   batches count over epochs, only batches early in the run have it. Among these the earlier batch
+ *   batches count over the plan's epochs, only its first ones have it (a loader without persistent
+ *   workers has a new plan for each epoch). Among these the earlier batch
  *   counts: slow samples of batches 1, 2, ... do not push all of batch 0 back. They wait only for
  *   its work.
  *
@@ -46,8 +47,8 @@
  *      one of last_batch, or in the finale. It is started early and used when its turn has come.
  *
  * Work bound
- *   With enough memory, I means that no worker idles while a task is left. Then the epoch ends no
- *   later than W/P + (1 - 1/P) c. W is the whole work, P the workers, and c the cost of the task
+ *   With enough memory, AHEAD means that no worker idles while a task is left. Then the epoch ends
+ *   no later than W/P + (1 - 1/P) c. W is the whole work, P the workers, and c the cost of the task
  *   that finishes last. (Graham's argument: all workers were busy until it started, and the work
  *   other than it filled at most (W - c)/P). Order of delivery plays no part in it. A batch that is
  *   not complete holds back what the consumer sees but not what the workers do. That is the first
@@ -102,8 +103,8 @@
 #define MN_DISPATCH_CLASSES 128
 
 struct mn_dispatch_task {
-    int64_t position; /* of its first sample among all that were planned, over epochs; unique */
-    int64_t batch;    /* the plan's sequence of its batch, over epochs */
+    int64_t position; /* of its first sample among all that were planned; unique */
+    int64_t batch;    /* the plan's sequence of its batch */
     int64_t cost_ns;  /* predicted */
     uint64_t tag;     /* owned by the caller */
 };
@@ -113,7 +114,7 @@ enum mn_dispatch_why {
     MN_DISPATCH_EARLY = 2,  /* past it, because it is known to be slow */
     MN_DISPATCH_AHEAD = 3,  /* past it, because workers would idle */
     MN_DISPATCH_FINALE_LPT = 4, /* the costliest task, because the epoch ends */
-    MN_DISPATCH_ORDER = 5,  /* the first task in order */
+    MN_DISPATCH_ORDER = 5,  /* the first task in order, or one of a batch that has begun */
 };
 
 struct mn_dispatch_view {

@@ -6,7 +6,7 @@
  *   or everything they have decoded. There a sample costs less in the worker that made its
  *   neighbour, or that made it in the last epoch, than in another one. This policy detects
  *   that in the costs that workers report, and says to what extent neighbours should be
- *   kept together. It assumes nothing: unless measurements show a gain, nothing changes.
+ *   kept together. Once measurements show no gain, they no longer are.
  *
  * Terms
  *   follower   a sample whose worker had just made the one before it in the sampler's order
@@ -65,8 +65,8 @@
  *   follow, or most samples that followed there opened nothing. To learn that, some follow there in
  *   any case. It is one in four until EDGES were seen, one in sixteen from then on, and never two
  *   in a row. No chain is longer than `most` samples: with longer ones there would not be one for
- *   each worker within what may be planned. The caller waits for the first batch of all, of which
- *   nothing is known: all workers share it.
+ *   each worker within what may be planned. The caller waits for the first batch of an epoch: while
+ *   nothing is known of it, all workers share it (mark_borders() in mn_plan.c).
  */
 #ifndef MN_POLICY_LOCALITY_H
 #define MN_POLICY_LOCALITY_H

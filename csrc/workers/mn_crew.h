@@ -85,7 +85,7 @@ struct mn_wakes {
     bool executor;    /* the executor must check the table: a worker is WANTED, SWEPT or asked to
                        * exit */
     bool all_sleepers; /* after a death: also sleepers whose wake-up the dead worker had claimed */
-    uint32_t workers; /* number of sleeping workers that may find tasks */
+    uint32_t workers; /* sleeping workers to wake at most: one for each task that was queued */
 };
 
 struct mn_crew {

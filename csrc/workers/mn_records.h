@@ -12,7 +12,7 @@
  *   workers  one entry a worker slot: liveness, event, lease, what it runs
  *   tasks    fixed descriptors; a task is a run of neighbouring rows of one block
  *   queues    claim order: rings of (generation, task) entries, see mn_tasks_and_retries.h
- *   input    blocks: the rows of one batch, their indices, one report a row
+ *   input    blocks: of one batch, its tasks, where its rows lie, indices, one report a row
  *   arena    rows of delivered fields, and what workers have leased
  *
  * Who owns what.
@@ -293,10 +293,10 @@ struct mn_worker {
      * generators (minato/seeding/pitfalls.py); 0 for one that it has not changed. */
     uint64_t init_states[3];
     /* line: what it does, by the worker, for statistics and for the plan; relaxed, except for
-     * [A1] */
+     * [A1] to [A4] and the last two */
     MN_ALIGNED(MN_CACHELINE) mn_a64 running;  /* task number + 1, from before its claim; 0: idle */
     mn_a64 since_ns;  /* when the task began; 0: not yet, or no task */
-    mn_a64 row;  /* row of the block that it makes */
+    mn_a64 row;  /* row of the block that it makes; of one that died or is late: the sample */
     mn_a64 tasks_done;
     mn_a64 rows_done;
     mn_a64 busy_ns;
@@ -404,7 +404,7 @@ struct mn_ctl {
     mn_a64 waiting_since_ns; /* in next() since then; 0: not in next() */
     mn_a64 wait_ns;          /* total earlier time in next() */
     mn_a64 given;            /* batches delivered */
-    mn_a64 used_bytes;       /* of the arena, when it last got a batch */
+    mn_a64 used_bytes;       /* of the arena, when it last looked for a batch */
     mn_a64 limit_bytes;
     mn_a64 opening_ns;  /* the time to open a group of samples that is kept together */
     mn_a64 group_milli; /* thousandths of samples in a group; 0: none is kept together */

@@ -323,7 +323,8 @@ mn_worker_attach(struct mn_worker_side *w, const struct mn_shm *shm, uint32_t nu
 int
 mn_worker_try(struct mn_worker_side *w, uint32_t *task);
 
-/* Claims a task. Returns MN_OK, MN_EMPTY after timeout_ns without one, or MN_CLOSED on stop. */
+/* Claims a task. Returns MN_OK, MN_CLOSED on stop, or MN_EMPTY: after timeout_ns without
+ * one, or when another worker took the one that it was woken for. */
 int
 mn_worker_claim(struct mn_worker_side *w, int64_t timeout_ns, uint32_t *task);
 

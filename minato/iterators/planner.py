@@ -36,7 +36,7 @@ from .position import Position, SamplerChanges
 
 # ---- the prefetch window -------------------------------------------------------------------
 
-#: least and most batches drawn ahead of the steady window, for samplers where that changes nothing.
+#: least and most batches drawn ahead, with those of the window, for samplers where it changes nothing.
 #: The slowest samples determine the number; costs and memory determine what starts.
 LOOK_AHEAD_BATCHES = 128, 512
 #: limit on indices drawn ahead: at 0.1 us each, they fit between two batches
@@ -540,7 +540,7 @@ class Planner:
         return next((batch.indices for batch in found), None)
 
     def drawn_ahead(self) -> int:
-        """Number of batches drawn and not delivered; torch's window limits it."""
+        """Number of batches drawn and not delivered; ``fill`` limits it."""
         return len(self.planned) + len(self.received)
 
     def check_all_drawn(self) -> None:

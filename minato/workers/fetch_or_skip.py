@@ -1,9 +1,8 @@
 """Makes samples with the seeds of their places, in workers and in the program's own process.
 
-All Python code that asks a dataset for samples calls ``made`` and ``fetched``. So all kinds of
-workers make the same samples. Two callers seed by themselves, in the same domains. ``runner.py``
-does it for a batch collated from parts, and ``native.py`` for samples that Python makes in place of
-C.
+All Python code that asks a dataset for samples calls ``made``, mostly through ``fetched``. So all
+kinds of workers make the same samples. ``runner.py`` calls ``made`` itself for a batch collated
+from parts, and for samples that Python makes in place of C.
 
 ``on_error`` skips or replaces a sample that cannot be made. ``"skip"`` leaves the sample out.
 ``"replace"`` makes another sample of the same epoch in its place, with the seeds of that place. It

@@ -473,7 +473,7 @@ def worker_of(job: Job, number: int, runner: Runner, thread: bool = False) -> _c
 
 
 def serve(worker: _core.Worker, runner: Runner) -> bool:
-    """Does tasks. Returns True when the loader stops, False after a second without a task."""
+    """Does tasks. Returns True when the loader stops, False after a second at most without a task."""
     while task := worker.next():
         if task.kind == RESUME:
             answer: Any = runner.resume()

@@ -609,7 +609,7 @@ class TestCosts:
             assert len(slow) == 10 and all(slow.get(i, 0.02) >= 0.02 for i in range(0, 42, 7))
 
     def test_a_known_slow_sample_starts_early(self):
-        """The last sample in order is the slowest: with known costs, it starts first. One worker
+        """The last sample in order is the slowest: with known costs, it starts early. One worker
         alone keeps the sampler's order."""
 
         dataset = Last(40)

@@ -219,10 +219,11 @@ def test_ungrouped_first_batch_is_shared(
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_groups_that_end_with_batches_are_opened_once(library, seed: int, far: bool) -> None:
-    """As if batches were never cut, which is optimal for equal costs; but all share the first batch.
-    Samples made before costs are known show their groups later. The cost of opening a group is no
-    reason to start its first sample early. A new plan leaves each group to its current worker. No
-    worker leaves a group before its opening cost is known, or enters one while others end."""
+    """As if batches were never cut, which is optimal for equal costs; but in the first epoch all
+    share the first batch. Samples made before costs are known show their groups later. The cost of
+    opening a group is no reason to start its first sample early. A new plan leaves each group to its
+    current worker. No worker leaves a group before its opening cost is known, or enters one while
+    others end."""
     for sizes, opening, each in (([8] * 128, 50 * MS, 2 * MS), ([32] * 64, 100 * MS, MS)):
         case = shared(32, 4, sizes, opening, each, far=far)
         for n, (torch, plan) in enumerate(epochs(library, case, True, False, seed)):

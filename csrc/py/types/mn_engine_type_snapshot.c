@@ -118,8 +118,8 @@ mn_engine_py_lost(PyObject *self, struct mn_engine *e, PyObject *block)
 
 const char mn_engine_workers_doc[] =
     "workers() -> one dict a worker: state (0 none, 1 wanted, 2 starting, 3 ready,\n"
-    "4 exited, 5 swept), pid, starts, status, running (batch, row) or None, since_ns, tasks,\n"
-    "rows, busy_ns, cpu_ns, init_states (three hashes, see mn_records.h)";
+    "4 exited, 5 swept, 6 leaving), pid, starts, status, running (batch, row) or None,\n"
+    "since_ns, tasks, rows, busy_ns, cpu_ns, init_states (three hashes, see mn_records.h)";
 
 static PyObject *
 running_of(const struct mn_shm *shm, struct mn_worker *k)

@@ -1,4 +1,4 @@
-/* mn_engine_type_take.c - done blocks of an Engine as batches.
+/* mn_engine_type_take.c - done blocks of an Engine as batches; __next__ of iterators (HandsOut).
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "py/types/mn_engine_object.h"
@@ -368,7 +368,8 @@ take_one(struct mn_hands_out *h)
 }
 
 /* Returns whether each batch must go through torch's __next__, because it was replaced, or a
- * profiler listens to the range that it marks. Returns -1 with an exception. */
+ * profiler listens to the range that it marks, or minato._torch, which would know, is not built.
+ * Returns -1 with an exception. */
 static int
 watched(struct mn_state *st)
 {

@@ -115,7 +115,7 @@ do_rows(const struct mn_native *n, const struct mn_worker_side *w, const struct 
         if (mn_entry_over(w)) {
             return MN_CLOSED;
         }
-        mn_a64_store_relaxed(&w->me->row, row); /* statistics only */
+        mn_a64_store_relaxed(&w->me->row, row);
         int rc = do_row(n, w, b, row, failure);
         if (rc == MN_NATIVE_ASK_PYTHON) {
             return rc;

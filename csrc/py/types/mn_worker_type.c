@@ -221,7 +221,7 @@ run_rows(struct mn_state *st, struct mn_worker_object *o, const struct mn_task *
             Py_DECREF(extras);
             return NULL;
         }
-        mn_a64_store_relaxed(&o->side.me->row, row); /* statistics only */
+        mn_a64_store_relaxed(&o->side.me->row, row);
         int rc = do_row(st, o, b, layout, row, extras);
         if (rc == -1) {
             Py_DECREF(extras);
@@ -385,7 +385,7 @@ worker_dealloc(PyObject *self)
     mn_free_object(self);
 }
 
-/* Returns MN_OK, MN_EMPTY after a second without a task, or MN_CLOSED on stop. */
+/* Returns MN_OK, MN_EMPTY after at most a second without a task, or MN_CLOSED on stop. */
 static int
 claim(struct mn_worker_object *o)
 {
@@ -417,8 +417,9 @@ claim_in_thread(struct mn_worker_object *o)
 
 PyDoc_STRVAR(next_doc,
 "next() -> Task | None | False\n\n"
-"Runs tasks until one needs Python, to be answered with finish(); None after a second\n"
-"without a task (check the trainer; never in a thread of it); False when the loader stops.");
+"Runs tasks until one needs Python, to be answered with finish(); None after at most\n"
+"a second without a task (check the trainer; never in a thread of it); False when the\n"
+"loader stops.");
 
 static PyObject *
 worker_next(PyObject *self, PyObject *Py_UNUSED(ignored))
@@ -614,7 +615,7 @@ worker_mark(PyObject *self, PyObject *arg)
         if (o->native != NULL) {
             r->status = MN_ROW_ENVELOPE;
         }
-        mn_a64_store_relaxed(&o->side.me->row, row + 1); /* statistics only */
+        mn_a64_store_relaxed(&o->side.me->row, row + 1);
     }
     Py_RETURN_NONE;
 }
