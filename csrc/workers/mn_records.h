@@ -151,17 +151,15 @@ struct mn_task {
     uint32_t row0;
     uint32_t nrows;
     uint32_t kind;
-    uint32_t queue;
+    uint32_t made; /* enum mn_task_made; worker, before DONE */
     uint64_t env_off;  /* worker, before DONE */
     uint64_t env_len;
-    uint32_t made; /* enum mn_task_made; worker, before DONE */
-    uint32_t pad0;
     uint32_t flags;
     uint32_t why; /* why it was started: enum mn_dispatch_why; trainer, before QUEUED */
     uint64_t wall_ns;
     uint64_t cpu_ns;
     uint64_t done_ns;  /* monotonic clock at DONE */
-    uint64_t pad1[5];
+    uint64_t pad0[6];
 };
 MN_STATIC_ASSERT(sizeof(struct mn_task) == 128, "a task is two cache lines");
 

@@ -67,7 +67,6 @@ mn_runqueue_publish(const struct mn_shm *shm, struct mn_queue_head *head, uint32
         return MN_FULL;
     }
     struct mn_task *t = mn_task_at(shm, task);
-    t->queue = queue;
     mn_a64_store_release(&t->word, mn_task_word(gen, 0, attempt, MN_TASK_QUEUED)); /* [T1] */
     MN_FAULT("runqueue.publish.word");
     mn_a64_store_relaxed(&ring[tail & q->mask], entry_of(gen, task));
@@ -285,7 +284,7 @@ mn_tasks_take(struct mn_tasks *t, uint64_t block_off, uint32_t kind, uint32_t ro
 static void
 await_parts(struct mn_tasks *t, uint32_t task)
 {
-    mn_task_at(&t->shm, task)->queue = t->results[task].queue = MN_NO_QUEUE;
+    t->results[task].queue = MN_NO_QUEUE;
     mn_a64_store_seqcst(&mn_task_at(&t->shm, task)->word,
                         mn_task_word(++t->gens[task], 0, 0, MN_TASK_WAITING));
 }

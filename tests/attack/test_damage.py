@@ -23,7 +23,7 @@ from .support import PATIENCE, alive, wait_for
 
 # offsets of csrc/workers/mn_records.h
 WORKERS_OFF, TASKS_OFF, NTASKS = 24, 32, 84
-TASK_BYTES, FLAGS, RUNNING, ENVELOPE = 128, 56, 2, 1
+TASK_BYTES, FLAGS, RUNNING, ENVELOPE = 128, 48, 2, 1
 WORKER_BYTES, STATE, PID, READY = 192, 4, 8, 3
 
 

@@ -156,7 +156,7 @@ SPOIL(part_within_a_page,
 
 /* Fields that only the trainer uses, and times that are only shown: no value of them matters. */
 SPOIL(trainers_own,
-      r->t->block_off = r->t->row0 = r->t->nrows = r->t->kind = r->t->queue = r->t->why = 12345)
+      r->t->block_off = r->t->row0 = r->t->nrows = r->t->kind = r->t->why = 12345)
 
 struct spoiled {
     const char *name;

@@ -196,7 +196,7 @@ claimer_main(void *arg)
         CHECK_EQ(mn_word_worker(word), c->number);
         /* Plain fields of the descriptor are ours from the claim on. */
         CHECK_EQ(t->env_len, mn_word_gen(word));
-        CHECK(t->queue < MN_QUEUE_WORKER || t->queue == MN_QUEUE_WORKER + c->number);
+        CHECK(t->row0 < MN_QUEUE_WORKER || t->row0 == MN_QUEUE_WORKER + c->number); /* its queue */
         t->wall_ns = mn_word_gen(word);
         uint32_t before = mn_a32_load_relaxed(&b->claimed[task]);
         CHECK(before != mn_word_gen(word));
@@ -235,6 +235,7 @@ everything_is_claimed_once(void)
         }
         else if (st == MN_TASK_FREE && mn_test_clock_ns() < stop) {
             t.b->tasks[task].env_len = (uint32_t)(t.gens[task] + 1);
+            t.b->tasks[task].row0 = queue;
             int rc = publish(&t, queue, task);
             published += rc == MN_OK;
             full += rc == MN_FULL;
