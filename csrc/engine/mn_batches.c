@@ -467,8 +467,8 @@ refuse(struct mn_engine *e, enum mn_refusal_why why, uint64_t need, uint64_t all
 }
 
 static int
-make_block(struct mn_engine *e, struct mn_batch *b, const struct mn_form *form, uint32_t ntasks,
-           uint64_t *block_off)
+alloc_block(struct mn_engine *e, struct mn_batch *b, const struct mn_form *form, uint32_t ntasks,
+            uint64_t *block_off)
 {
     const struct mn_plan_batch *s = &b->planned.batch;
     struct mn_block plan;
@@ -503,7 +503,7 @@ mn_batch_make(struct mn_engine *e, struct mn_batch *b, const struct mn_form *for
     size_t bytes = (nrows + (size_t)1) * sizeof(*b->reports);
     uint64_t block_off;
     b->reports = calloc(1, bytes);
-    int rc = b->reports != NULL ? make_block(e, b, form, total, &block_off)
+    int rc = b->reports != NULL ? alloc_block(e, b, form, total, &block_off)
                                 : refuse(e, MN_REFUSED_PRIVATE, bytes, 0);
     if (rc < 0) {
         mn_ranges_fini(&b->ranges);

@@ -389,7 +389,7 @@ mn_start_due(struct mn_engine *e)
         mn_plan_settle(p);
         mn_shared_costs_unlock(e->cfg.costs);
     }
-    uint32_t moved = mn_plan_parts(p) ? end_shares(e) : 0;
+    uint32_t moved = mn_plan_shares_ended(p) ? end_shares(e) : 0;
     uint32_t started = mn_plan_view(p)->by_piece ? start_shares(e) : start_tasks(e);
     if (mn_plan_view(p)->unreleased) {
         e->arena.room_waits = true; /* a release wakes the engine thread */

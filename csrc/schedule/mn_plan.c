@@ -446,7 +446,7 @@ mn_plan_settle(struct mn_plan *p)
 }
 
 bool
-mn_plan_parts(struct mn_plan *p)
+mn_plan_shares_ended(struct mn_plan *p)
 {
     bool parted = p->together.parted;
     p->together.parted = false;

@@ -259,7 +259,7 @@ mn_plan_settle(struct mn_plan *p);
 /* Returns true once after neighbours have stopped being kept together: then tasks that wait on
  * workers' own queues may go to any worker. */
 bool
-mn_plan_parts(struct mn_plan *p);
+mn_plan_shares_ended(struct mn_plan *p);
 
 /* ---- what starts next: mn_plan_start.c, mn_plan_worker_shares.c ----------------------- */
 

@@ -490,7 +490,7 @@ runs_low(const struct mn_worker_side *w, uint32_t queue, uint32_t mark)
 /* Notifies the engine when the run queues run low, or this worker's own queue does, while the
  * engine has more to put there. */
 static void
-low_water(const struct mn_worker_side *w)
+notify_low_water(const struct mn_worker_side *w)
 {
     struct mn_ctl *c = w->shm.ctl;
     uint32_t mark = mn_a32_load_seqcst(&c->low_water);
@@ -524,7 +524,7 @@ mn_worker_try(struct mn_worker_side *w, uint32_t *task)
     }
     /* Even if there was nothing. Two workers that claim at once may leave the hint behind, and then
      * neither of them saw the run queues run low. */
-    low_water(w);
+    notify_low_water(w);
     return rc;
 }
 

@@ -14,8 +14,8 @@ cost does not matter then, and each call shows how full the queue is.)
 ``mn_engine_type_take.c`` is told how many of those batches need nothing else, and delivers them without
 running this code.
 
-Sampler and engine stay in the program's thread. Received batches still count as planned, so the
-engine starts nothing more for them (mn_plan.h), and they are not visible before their turn.
+Sampler and engine stay in the program's thread. Received batches still count as not delivered, so
+the engine starts nothing more for them (mn_plan.h), and they are not visible before their turn.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class Receiver:
 
     def receive(self, wait: bool = True) -> tuple[Any, Any] | None:
         """(Batch, data or a Failure) to deliver next. None at the end, and without wait also if it is
-        not done. A received batch counts as planned until it is delivered."""
+        not done. A received batch is not delivered yet."""
         if self.kept_back and self._of_this_epoch(self.kept_back[0][0]):
             return self.kept_back.popleft()
         planner = self.planner
