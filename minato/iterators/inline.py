@@ -46,10 +46,14 @@ if CORE:
 
 class SeededHere:
     """Seeds what a worker would seed for this dataset and collate_fn, and restores it afterwards,
-    except for the effects of a program's seed_sample(), which cannot be undone."""
+    except for the effects of a program's seed_sample(), which cannot be undone. last: of the epoch
+    before."""
 
-    def __init__(self, dataset: Any, collate_fn: Any, generator: Any) -> None:
-        self._growing = Growing(dataset, collate_fn, of_loader=generator)
+    def __init__(
+        self, dataset: Any, collate_fn: Any, generator: Any, last: SeededHere | None
+    ) -> None:
+        before = None if last is None else last._growing
+        self._growing: Growing = Growing(dataset, collate_fn, of_loader=generator, last=before)
         rand = np.random.mtrand._rand  # type: ignore[attr-defined]
         self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
         self.seeder = self._growing.seeder
@@ -183,7 +187,9 @@ class InlineIterator(_SingleProcessDataLoaderIter):
             self._spares = Spares(self._auto_collation) if replaces else None
         seeded = None
         if options.seed_per_sample and CORE:
-            seeded = SeededHere(fetcher.dataset, fetcher.collate_fn, loader.generator)
+            roots = fetcher.dataset, fetcher.collate_fn
+            seeded = SeededHere(*roots, loader.generator, memo.seeded_here)
+            memo.seeded_here = seeded
             seeded.seeder.share(position.ranks.for_seeds())
         if seeded is not None or self._tolerant is not None:
             self._dataset_fetcher = Fetcher(fetcher, seeded, self._tolerant)

@@ -100,6 +100,7 @@ class Memo:
         self.sized = bytearray()  # for each index, whether its bytes were looked up
         self.last_stats: Callable[[], dict[str, Any]] = dict  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
+        self.seeded_here: Any = None  # what it seeds
         self.cached: CacheOfLoader | None = None  # with cache=
         self.misses: Misses | None = None  # of the latest iterator's caches
         self.cache_used = False  # an iterator has begun while a cache was open

@@ -434,7 +434,8 @@ class Growing:
     no such function. tell: if given, is told what lets a sample depend on those that its worker has
     made before, see ``History``. of_loader: the loader's ``generator=``, which has no own seed: each
     epoch draws from it, so its state depends on when workers start. The loader's seed comes from
-    it."""
+    it. last: that of the epoch before in this process, whose samples may have left generators that
+    workers do not have as they start."""
 
     def __init__(
         self,
@@ -442,13 +443,16 @@ class Growing:
         before: OwnSeeds | None = None,
         tell: Callable[[str], None] | None = None,
         of_loader: Any = None,
+        last: Growing | None = None,
     ) -> None:
         self._roots, self._of_loader = roots, of_loader
         self.found = self._walk()
-        self._alike = self.seeded()  # those that no sample has made: each worker has them, by their stream
+        left = {id(g) for g in last.seeded()} - {id(g) for g in last._alike} if last else set()
+        #: those that no sample has made: each worker has them, by their stream
+        self._alike: list[Any] = [g for g in self.seeded() if id(g) not in left]
         places = list(zip(self.found.watched, self.found.owners, strict=False))
         self._history = History(places, self.found.crowds, _length(roots[0]), tell) if tell else None
-        now = self._seeds_of(self.seeded())
+        now = self._seeds_of(self._alike)
         kept = now if before is None else {i: now[i] for i in now if now[i] == before.get(i)}
         self._own_seeds: OwnSeeds = kept
         self._opencv = opencv_plans(before is None)

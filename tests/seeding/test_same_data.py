@@ -333,14 +333,28 @@ class BesideAnother(Lazy):
         return torch.tensor([index, self.other.random()])
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_lazy_generator_does_not_change_draws_of_others(persistent):
+@pytest.mark.parametrize("workers, persistent", [(0, False), (1, False), (1, True)])
+def test_lazy_generator_does_not_change_draws_of_others(workers, persistent):
     """Else they would depend on which samples a worker has made before."""
     with_it, without = (
-        torch.cat(lazily(1, BesideAnother(lazy), persistent_workers=persistent))
+        torch.cat(lazily(workers, BesideAnother(lazy), persistent_workers=persistent))
         for lazy in (True, False)
     )
     assert torch.equal(with_it, without)
+
+
+class LazyWithSeed(Lazy):
+    def generator(self):
+        if self.rng is None:
+            self.rng = np.random.default_rng(42)
+        return self.rng
+
+
+def test_lazy_generator_never_has_a_seed_of_its_own():
+    """Without workers it is there when the next epoch begins. In the first sample it gives what it
+    was made to give."""
+    here, worker = lazily(0, LazyWithSeed()), lazily(1, LazyWithSeed())
+    assert int((here[1] != worker[1]).any(1).sum()) <= 1
 
 
 class LazyPair(Lazy):
