@@ -57,6 +57,20 @@ def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     return first
 
 
+def _start(zygote: Any) -> None:
+    """A fork server that was killed refuses connections until the system has ended it. Only then does
+    multiprocessing start another."""
+    until = time.monotonic() + 5
+    while True:
+        try:
+            zygote.start()
+            return
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
 def _limit_join(zygote: Any, pool: Pool) -> None:
     """Limits how long the interpreter's exit waits for a zygote. After SIGTERM multiprocessing
     would wait forever for one that is stopped or frozen (control group freezer, hung file system).
@@ -343,7 +357,7 @@ class Pool(Executor):
             )
             job.identity = job.identity or _identities(zygote, job.num_workers)
             with _warned(self._method), may_start_processes(), without_main(signals.Deaf):
-                zygote.start()
+                _start(zygote)
             zygote.name = "minato-zygote"  # a plain str, for code that pickles or copies it
             if not first:
                 self._close_zygote()
