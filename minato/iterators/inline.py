@@ -49,26 +49,23 @@ class SeededHere:
     except for the effects of a program's seed_sample(), which cannot be undone. last: of the epoch
     before."""
 
-    def __init__(
-        self, dataset: Any, collate_fn: Any, generator: Any, last: SeededHere | None
-    ) -> None:
-        before = None if last is None else last._growing
-        self._growing: Growing = Growing(dataset, collate_fn, of_loader=generator, last=before)
+    def __init__(self, dataset: Any, collate_fn: Any, generator: Any, last: Growing | None) -> None:
+        self.growing = Growing(dataset, collate_fn, of_loader=generator, last=last)
         rand = np.random.mtrand._rand  # type: ignore[attr-defined]
         self._everybodys = (random._inst, rand, torch.default_generator)  # type: ignore[attr-defined]
-        self.seeder = self._growing.seeder
+        self.seeder = self.growing.seeder
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Restores the program's generators afterwards."""
-        generators = (*self._everybodys, *self._growing.seeded())
+        generators = (*self._everybodys, *self.growing.seeded())
         before = [put_back(generator) for generator in generators]
         try:
             yield
         finally:
             for put in before:
                 put()
-            for hook in self._growing.found.hooks:
+            for hook in self.growing.found.hooks:
                 left = getattr(getattr(hook, "__self__", None), "_sample_seed", None)
                 if isinstance(left, NextSeed):  # that of collate_fn, for which hooks are called, too
                     left.take()
@@ -188,8 +185,8 @@ class InlineIterator(_SingleProcessDataLoaderIter):
         seeded = None
         if options.seed_per_sample and CORE:
             roots = fetcher.dataset, fetcher.collate_fn
-            seeded = SeededHere(*roots, loader.generator, memo.seeded_here)
-            memo.seeded_here = seeded
+            seeded = SeededHere(*roots, loader.generator, memo.growing)
+            memo.growing = seeded.growing
             seeded.seeder.share(position.ranks.for_seeds())
         if seeded is not None or self._tolerant is not None:
             self._dataset_fetcher = Fetcher(fetcher, seeded, self._tolerant)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..device.copies import Copies
     from ..observe.measurements import Load
     from ..options import Options
+    from ..seeding.find_generators import Growing
 
 #: for datasets with more samples, packed costs are reused for this many times the time that packing
 #: took. Packing millions takes a large part of a second
@@ -100,7 +101,7 @@ class Memo:
         self.sized = bytearray()  # for each index, whether its bytes were looked up
         self.last_stats: Callable[[], dict[str, Any]] = dict  # of an iterator that has ended
         self.load: Load | None = None  # of the latest iterator, without workers
-        self.seeded_here: Any = None  # what it seeds
+        self.growing: Growing | None = None  # what it seeds
         self.cached: CacheOfLoader | None = None  # with cache=
         self.misses: Misses | None = None  # of the latest iterator's caches
         self.cache_used = False  # an iterator has begun while a cache was open

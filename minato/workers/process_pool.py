@@ -57,7 +57,7 @@ def _identities(zygote: Any, workers: int) -> tuple[int, ...]:
     return first
 
 
-def _start(zygote: Any) -> None:
+def _begin(zygote: Any) -> None:
     """A fork server that was killed refuses connections until the system has ended it. Only then does
     multiprocessing start another."""
     until = time.monotonic() + 5
@@ -357,7 +357,7 @@ class Pool(Executor):
             )
             job.identity = job.identity or _identities(zygote, job.num_workers)
             with _warned(self._method), may_start_processes(), without_main(signals.Deaf):
-                _start(zygote)
+                _begin(zygote)
             zygote.name = "minato-zygote"  # a plain str, for code that pickles or copies it
             if not first:
                 self._close_zygote()
